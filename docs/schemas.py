@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.arm import ARM_DEVICE_FIGURES, ARM_FAMIL
 from overlap_callbacks.analysis.results.arrivals import SizeTransfer
 from overlap_callbacks.analysis.results.bench import Failed, Start
 from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import ExposedCollective, Exposure
@@ -93,7 +94,8 @@ BottleneckOfRun = made(
 )  # fmt: skip
 Run = made(
     "Run", path=str, run=RunInfo, windows=int, valid_windows=int, verdict=str, state=str,
-    bottleneck=BottleneckOfRun | None, figures=ESTIMATES, all_looks=bool, arms=list[Arm], race=RaceCheck | None,
+    bottleneck=BottleneckOfRun | None, figures=ESTIMATES, all_looks=bool, arms=list[Arm], decision=Decision | None,
+    race=RaceCheck | None,
     throughput=Throughput | None, measuring_cost=Estimate | None, quick_cost=Estimate | None, sides=ESTIMATES,
     unfinished=WindowFigures | None,
     communication=Communication, by_window=list[WindowMetrics], environment=JobEnvironment | None,

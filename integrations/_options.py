@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 import torch
 
 from overlap_callbacks.analysis.results.run import Setting
-from overlap_callbacks.gate.arms import BaseArm
+from overlap_callbacks.gate.arms import BaseArm, Keep
 from overlap_callbacks.monitor.config import MonitorConfig, checked_sinks
 from overlap_callbacks.monitor.faults import current_rank
 from overlap_callbacks.monitor.schedule import Schedule
@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     quick: bool
     max_overhead: float | None
     arms: Sequence[BaseArm] | None
+    decide: Keep | str | None
     sinks: Sequence[Sink] | Sink | None
     run_dir: str | os.PathLike[str] | None
     strict: bool

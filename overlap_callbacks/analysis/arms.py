@@ -21,12 +21,17 @@ _DEVICE = {figure.name: figure for figure in ARM_DEVICE_FIGURES}
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
 
 
-def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> ArmReport:
-    """The report of an arm's window, from a report of the same window that has the arm in place of sequential steps."""
+def arm_report_of(
+    report: OverlapReport, arm: ComparedArm, sums: FigureSums, same_order: bool | None = None
+) -> ArmReport:
+    """The report of an arm's window, from a report of the same window that has the arm in place of sequential steps.
+
+    ``same_order`` as in ``ArmReport``.
+    """
     fields: dict[str, Any] = {name: getattr(report, name) for name in WindowReport.__struct_fields__}
     if report.complete:  # otherwise its blocks are not balanced
         fields |= figures_from(sums, ARM_FIGURES)
-    return ArmReport(arm=arm, num_ranks=report.num_reporting, **fields)
+    return ArmReport(arm=arm, num_ranks=report.num_reporting, same_order=same_order, **fields)
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,13 @@ class Decider:
         self._leave_out(self._arms[name], Why.UNMEASURED, window, reason=reason)
         self._settle(window)
 
+    def cannot_keep(self, name: str) -> None:
+        """From now on an arm may only be recommended."""
+        arm = self._arms[name]
+        arm.is_fixed = True
+        if self._best is not None and self._best.arm is arm:
+            self._best, self._advised = None, self._best
+
     def decision(self) -> Decision:
         """What is decided so far."""
         window, first_step = self._last
@@ -320,10 +327,11 @@ class _Arm:
     num_trials: int = 0
     num_begun: int = 0
     in_vain: int = 0
+    is_fixed: bool = False  # it may not be kept, whatever it is
 
     @property
     def may_be_kept(self) -> bool:
-        return self.arm.equal_results and not self.arm.sequential
+        return self.arm.equal_results and not self.arm.sequential and not self.is_fixed
 
     @property
     def value(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -152,12 +153,14 @@ class BaseArm:
         equal_results: whether losses and weights stay bit-identical.
         sequential: whether its steps are sequential: compute and communication never overlap.
         needs: what an adapter must offer for it; empty if nothing.
+        line: what to write into the job to have it in all steps; empty if only the user knows.
     """
 
     name = ""
     equal_results = True
     sequential = False
     needs = ""
+    line = ""
 
     def switch(self, offers: Offers) -> Switch | None:
         """Make this arm's switch, before its first window; None if the gate makes its steps sequential.
@@ -235,6 +238,7 @@ class SmCarveout(BaseArm):
     def __init__(self, num_sms: int) -> None:
         self.num_sms = _validation.count("num_sms", num_sms, minimum=1)
         self.name = f"sm_carveout_{self.num_sms}"
+        self.line = f"torch._C._set_sm_carveout_experimental({self.num_sms})"
 
     def switch(self, offers: Offers) -> Switch | None:
         _expect_cuda(self.name)
@@ -270,6 +274,7 @@ class AllowTF32(BaseArm):
     def __init__(self, allowed: bool = True) -> None:
         self.allowed = _validation.flag("allowed", allowed)
         self.name = "allow_tf32" if allowed else "no_tf32"
+        self.line = f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {self.allowed}"
 
     def switch(self, offers: Offers) -> Switch | None:
         _expect_cuda(self.name)
@@ -297,6 +302,13 @@ class Prefetch(BaseArm):
         if not (self.forward or self.backward):
             raise ValueError("forward and backward are both 0: give at least one of them")
         self.name = f"prefetch_{self.forward}_{self.backward}"
+        calls = (
+            f"layer.set_modules_to_forward_prefetch(layers[i + 1 : i + {self.forward + 1}])" if self.forward else "",
+            f"layer.set_modules_to_backward_prefetch(layers[max(0, i - {self.backward}) : i][::-1])"
+            if self.backward
+            else "",
+        )
+        self.line = f"for i, layer in enumerate(layers): {'; '.join(filter(None, calls))}"
 
 
 class Reshard(BaseArm):
@@ -313,6 +325,7 @@ class Reshard(BaseArm):
     def __init__(self, after_forward: bool) -> None:
         self.after_forward = _validation.flag("after_forward", after_forward)
         self.name = "reshard" if after_forward else "no_reshard"
+        self.line = f"fully_shard(module, reshard_after_forward={self.after_forward})"
 
 
 class ZeroPrefetchBucket(BaseArm):
@@ -327,6 +340,7 @@ class ZeroPrefetchBucket(BaseArm):
     def __init__(self, elements: int) -> None:
         self.elements = _validation.count("elements", elements, minimum=0)
         self.name = f"zero_prefetch_bucket_{self.elements}"
+        self.line = f'"stage3_prefetch_bucket_size": {self.elements}'
 
 
 def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
@@ -348,6 +362,52 @@ def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
     if twice:
         raise ValueError(f"arms has {', '.join(twice)} more than once: each name may occur once")
     return tuple(arms)
+
+
+# -- deciding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """For ``decide``: find the best arm in the live job, and keep it turned on between windows while it wins.
+
+    Attributes:
+        budget: maximum fraction of training time that the search may cost, the dearest window excepted.
+        wrong: maximum probability of a wrong verdict on any arm.
+
+    Raises:
+        TypeError, ValueError: a value is not a fraction, or ``wrong`` is above 0.5.
+    """
+
+    budget: float = 0.005
+    wrong: float = 0.05
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", _validation.fraction("budget", self.budget))
+        object.__setattr__(self, "wrong", _validation.fraction("wrong", self.wrong))
+        if self.wrong > _MOST_WRONG:
+            raise ValueError(f"wrong must be at most {_MOST_WRONG:g}, got {self.wrong!r}")
+
+
+RECOMMEND = "recommend"
+_MOST_WRONG = 0.5
+
+
+def checked_decide(decide: Any, arms: Sequence[BaseArm], max_overhead: float | None) -> Keep | str | None:
+    """The option ``decide``. Raises TypeError or ValueError if it is wrong, or does not fit the other two."""
+    if decide is None:
+        return None
+    if not isinstance(decide, Keep) and decide != RECOMMEND:
+        what = ValueError if isinstance(decide, str) else TypeError
+        raise what(f"decide must be {RECOMMEND!r}, Keep(...) or None, got {decide!r} (a {type(decide).__name__})")
+    if all(arm.sequential for arm in arms):
+        raise ValueError("decide has nothing to decide: give arms=[...] one that is not sequential steps")
+    if isinstance(decide, Keep) and max_overhead is not None and decide.budget > max_overhead:
+        raise ValueError(
+            f"decide: budget={decide.budget:g} is above max_overhead={max_overhead:g}, which holds for all together: "
+            "give a smaller budget or a larger max_overhead"
+        )
+    return decide if isinstance(decide, Keep) else RECOMMEND
 
 
 # -- the switches of arms that need nothing from a framework

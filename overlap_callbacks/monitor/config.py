@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
 from overlap_callbacks.analysis.throughput import PRECISIONS
-from overlap_callbacks.gate.arms import BaseArm, checked_arms
+from overlap_callbacks.gate.arms import BaseArm, Keep, checked_arms, checked_decide
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
@@ -60,6 +60,7 @@ class MonitorConfig:
     schedule: Schedule = field(default_factory=Schedule)
     sinks: Sequence[Sink] = ()
     arms: Sequence[BaseArm] | None = None
+    decide: Keep | str | None = None
     run_dir: Path = field(default_factory=default_run_folder)
     detail: str = "short"
     strict: bool = False
@@ -96,6 +97,9 @@ class MonitorConfig:
             value = getattr(self, name)
             if value is not None or name in _REQUIRED:
                 self._set(name, check(name, value))
+        self._set("decide", checked_decide(self.decide, self.arms or (), self.max_overhead))
+        if self.decide is not None and self.schedule.control:
+            raise ValueError("decide needs windows in which arms are turned: control=True turns none")
         sizes = [name for name in _SIZES if getattr(self, name) is not None]
         if len(sizes) > 1:
             raise ValueError(f"give one of {' and '.join(sizes)}: each of them tells the FLOP of a step")
@@ -103,6 +107,14 @@ class MonitorConfig:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # sets a validated value on a frozen dataclass
+
+    @property
+    def search(self) -> Keep | None:
+        """The limits within which the best arm is looked for; None if it is not."""
+        if self.decide is None or isinstance(self.decide, Keep):
+            return self.decide
+        usual = Keep()
+        return usual if self.max_overhead is None else Keep(budget=min(usual.budget, self.max_overhead))
 
     @property
     def workload(self) -> Workload:

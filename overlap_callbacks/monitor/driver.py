@@ -140,6 +140,7 @@ class StepDriver:
         """Begin something that is not part of training, within the latest step or after it."""
         self.ring.spoil(self.last_step)
         self.runner.pause()
+        self.slot.keeping.pause(within_step=self.open)
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
         """Abandon an open window, with a message, if the step does not follow the previous one (-1: there was none)."""
@@ -190,7 +191,8 @@ class StepDriver:
             return
         if mode is None and self.runner is self.window_runner:
             return
-        if self.runner is not self.window_runner or self.runner.in_window:
+        is_keeping = self.slot.keeping.is_under_way
+        if self.runner is not self.window_runner or self.runner.in_window or is_keeping:
             self.runner.abandon("a mode was pinned by hand [OC313]", within_step=self.open)
         if mode is None:
             self._return_to_windows()
@@ -222,7 +224,9 @@ class StepDriver:
         Returns whether a framework's own switches have been restored. If they can only be turned between steps, and the
         open step is sequential because of them, they and the adapter's hooks follow at its end.
         """
-        waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
+        communicated = self.gate.any_seen() or self.slot.keeping.has_communicated
+        waits = self.open and self.switch.must_wait(communicated=communicated)
+        self.slot.keeping.close()
         if self.runner.in_window:
             self.guarded(self.runner.abandon, "the monitor was closed [OC314]", within_step=self.open, job_ends=True)
         self.stop()

@@ -15,7 +15,7 @@ import torch
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
-from overlap_callbacks.gate.arms import BaseArm, Offers, OverlapSwitch, Switch
+from overlap_callbacks.gate.arms import BaseArm, Keep, Offers, OverlapSwitch, Switch
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.instruments.device import Stream
 from overlap_callbacks.monitor.attaching import attach_line, close_others, started
@@ -205,6 +205,7 @@ class OverlapMonitor(AdapterApi):
         schedule: when windows open and what they are made of.
         arms: what the job as configured is compared with, each window with one of them: ``Sequential()`` alone by
             default, or any switch that can be turned between two steps; see ``overlap_callbacks.arms``.
+        decide: find the best arm: ``"recommend"`` says which it is, ``Keep()`` also turns it on while it wins.
         sinks: where reports go, on rank 0. By default the record in ``run_dir``, and the W&B run active at a window.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
         detail: what W&B and a trainer's other loggers get of each window: ``"short"``, at most 14 keys, or ``"all"``.
@@ -246,6 +247,7 @@ class OverlapMonitor(AdapterApi):
         sinks: Sequence[Sink] | None = None,
         *,
         arms: Sequence[BaseArm] | None = None,
+        decide: Keep | str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         detail: str = "short",
         strict: bool = False,

@@ -229,6 +229,16 @@ class Schedule:
         return self.recorded_steps + min(_WAITING_STEPS, self._free_steps // 16)
 
     @property
+    def soon_decided(self) -> int:
+        """Offset of a step soon after the ruling, for what is not measured."""
+        return self.decided_at + min(_WAITING_STEPS, (self.every_n_steps - self.decided_at) // 2)
+
+    @property
+    def num_planned(self) -> int:
+        """Length of a window whose parts are placed."""
+        return len(self._offsets)
+
+    @property
     def _free_steps(self) -> int:
         """Steps by which a window may exceed its minimum length."""
         return self.every_n_steps - self.window_steps if self.spread else 0
@@ -271,6 +281,22 @@ class Schedule:
         schedule = self.numbered_by(self._numbered_by)
         object.__setattr__(schedule, "_offsets", offsets)
         return schedule
+
+    def trial(self, *, turned: bool = False) -> Schedule:
+        """The same schedule for a window that tries its arm in a single step, its last; ``turned`` as in ``placed``."""
+        own = min(_TRIED_AFTER, self.every_n_steps - self.decided_at - 1)
+        plans: list[Plan | None] = [None] * self.decided_at
+        plans[: self.recorded_steps] = self._recorded()
+        plans += [_uncounted(Part.AROUND, self.decided_at + place) for place in range(own)]
+        mode = Mode.OVERLAPPED if turned else Mode.SEQUENTIAL
+        plans.append(Plan(0, len(plans), Part.TIMED, 0, Mode.SEQUENTIAL, mode, counted=False, last=True, turned=turned))
+        schedule = self.numbered_by(self._numbered_by)
+        object.__setattr__(schedule, "_offsets", tuple(plans))
+        return schedule
+
+    def arm_steps(self, steps_per_block: int) -> int:
+        """Steps that a window has with its arm, given timed blocks of this length."""
+        return (len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))) // 2
 
     def numbered_by(self, steps: int) -> Schedule:
         """The same schedule, with the window numbers of one whose windows begin every ``steps`` steps."""
@@ -324,6 +350,8 @@ _MOST_STEPS = 1_000_000
 _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
 _WAITING_STEPS = 8
+# Marked steps as configured before the one step of a trial.
+_TRIED_AFTER = 4
 # Maximum marked steps on each side of the timed part.
 _STEPS_AROUND = 24
 # Room reserved for shifting the parts; marked steps use only what is left.

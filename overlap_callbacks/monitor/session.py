@@ -20,7 +20,7 @@ from overlap_callbacks.analysis.environment.privacy import numbered
 from overlap_callbacks.analysis.results.catalogue import recorded_figures
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.gate.arms import SwitchState
+from overlap_callbacks.gate.arms import Keep, SwitchState
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
@@ -28,6 +28,7 @@ from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
@@ -35,6 +36,7 @@ from overlap_callbacks.monitor.background.roll_call import RollCall
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
+from overlap_callbacks.monitor.keeping import Keeping
 from overlap_callbacks.monitor.race.ballot import Ballot
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.window import Window
@@ -52,11 +54,17 @@ class Session:
         self.group = group  # the default process group when the session opened, held weakly
         self.pinned_checks = itertools.count(1)  # numbers the order checks of pinned modes, the same on every rank
         # All threads share one connection to the store.
-        channel = StoreChannel(job, next_prefix())
+        channel = self.channel = StoreChannel(job, next_prefix())
         # Rank 0's; shared by the order checker and the reporter.
         self.budget = WindowBudget(config.max_overhead)
         self.quick = (
             QuickLook(sinks=config.sinks) if config.quick and job.rank == 0 else None
+        )  # on rank 0, shared likewise
+        search = config.search
+        self.deciding = (
+            None
+            if search is None or job.rank
+            else Deciding(search, keeps=isinstance(config.decide, Keep), arms=config.arms or ())
         )  # on rank 0, shared likewise
         # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
@@ -79,12 +87,17 @@ class Session:
             hide=hide,
             budget=self.budget,
             quick=self.quick,
+            deciding=self.deciding,
             write_page=write_page,
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )
         self.order_checker = OrderChecker(
-            channel, timeout_s=config.order_timeout_s, budget=self.budget, on_error=report_error
+            channel,
+            timeout_s=config.order_timeout_s,
+            budget=self.budget,
+            deciding=self.deciding,
+            on_error=report_error,
         )
         try:
             self.order_checker.open()
@@ -156,6 +169,7 @@ class SessionSlot:
         self.notices = faults.notices
         self.switch = SwitchState()  # a framework's own switch, or an arm's, turned between steps
         self.window: Window | None = None  # the open window
+        self.keeping = Keeping(self.switch, self.notices)
         self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
         self._session: Session | None = None
         self._roll_call: RollCall | None = None
@@ -224,6 +238,7 @@ class SessionSlot:
             # still runs when the interpreter has exited.
             window.discard()
         self.gate.close()
+        self.keeping.close()
         if restore:
             self.switch.go_back()
         if session is not None:

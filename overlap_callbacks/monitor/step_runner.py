@@ -76,6 +76,7 @@ class Stopped(StepRunner):
         self.next_step = NEVER
         self.in_step = within_step and self._switch.is_turned
         self._gate.stop()
+        slot.keeping.end("measuring has ended")
         if not self.in_step:
             self._switch.go_back()
 

@@ -64,6 +64,7 @@ class MeasuredWindow:
     clock: clocks.StepClock
     meter: PowerMeter | None = None  # None if power is not measured
     compared_with: ComparedArm | None = None  # None for sequential steps
+    tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)
@@ -149,17 +150,14 @@ class Window(MeasuredWindow):
         arm: BaseArm | None = None,
         ranges: StepRanges | None = None,
     ) -> None:
-        arm = arm or Sequential()
         super().__init__(
             number=number,
             first_step=first_step,
             clock=clocks.StepClock(),
             meter=meter,
-            compared_with=(
-                None if isinstance(arm, Sequential) else ComparedArm(arm.name, arm.equal_results, arm.sequential)
-            ),
             opened_ns=clocks.now(),
         )
+        self.compare_with(arm or Sequential())
         self._gate = gate
         self._switch = switch
         self._ranges = StepRanges(enabled=False) if ranges is None else ranges
@@ -176,6 +174,11 @@ class Window(MeasuredWindow):
         self._paused = False  # within a pause
         self._was_paused = False
         self._skipped = ""
+
+    def compare_with(self, arm: BaseArm) -> None:
+        """Set the window's arm, before its first step that depends on it."""
+        if not isinstance(arm, Sequential):
+            self.compared_with = ComparedArm(arm.name, arm.equal_results, arm.sequential)
 
     @property
     def age_s(self) -> float:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import enum
-import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_note
-from overlap_callbacks.gate.arms import BaseArm, Offers, Switch, checked_arms
+from overlap_callbacks.gate.arms import Sequential, checked_arms
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
+from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
+from overlap_callbacks.monitor.background.deciding import ChosenArm
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.quick import quick_schedule
 from overlap_callbacks.monitor.background.submissions import RecordedKinds, WindowConfig
-from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
@@ -26,10 +25,6 @@ from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
 from overlap_callbacks.monitor.window import MeasuredStep, StepRanges, Window
 from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
-
-# Rotating by the golden ratio is even for all arms, even if only every k-th window opens, for any k: the budget and
-# silent ranks skip windows by numbers of their own. A plain rotation could then skip the same arms for ever.
-_TURN = (math.sqrt(5) - 1) / 2
 
 
 class Phase(enum.Enum):
@@ -55,65 +50,13 @@ class Phase(enum.Enum):
     MEASURING = enum.auto()
 
 
-@dataclass(frozen=True)
-class BoundArm:
-    """An arm of this job and its switch; None if steps are made sequential without one."""
-
-    arm: BaseArm
-    switch: Switch | None
-
-
-def turn_of(window: int, num_arms: int) -> int:
-    """Index of the arm that window number ``window`` uses."""
-    return int(window * _TURN % 1 * num_arms)
-
-
-class ArmRotation:
-    """The arms of a monitor, each bound to its switch when its first window comes.
-
-    Warns about arms that this job cannot have (``strict`` raises instead) and arms that change results.
-    """
-
-    def __init__(self, arms: Sequence[BaseArm], offers: Offers, notices: Notices, *, strict: bool) -> None:
-        self._offers = offers
-        self._arms = tuple(arms)
-        self._notices = notices
-        self._strict = strict
-        self._bound: dict[str, BoundArm | None] = {}  # None for an arm that this job cannot have
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple([arm.name for arm in self._arms])
-
-    def of_window(self, number: int) -> BoundArm | None:
-        """The arm of a window; None if this job cannot have it: the window is skipped. Raises the reason if strict."""
-        arm = self._arms[turn_of(number, len(self._arms))]
-        if arm.name not in self._bound:
-            self._bound[arm.name] = self._bind(arm)
-        return self._bound[arm.name]
-
-    def _bind(self, arm: BaseArm) -> BoundArm | None:
-        try:
-            bound = BoundArm(arm, arm.switch(self._offers))
-        except (ValueError, RuntimeError) as error:
-            if self._strict:
-                raise
-            self._notices.warn_once(f"arm {arm.name}", f"the arm {arm.name} is left out: {error} [OC131]")
-            return None
-        if not arm.equal_results:
-            self._notices.warn_on_first(
-                f"the arm {arm.name} changes results: losses and weights are not those of the job without it [OC132]"
-            )
-        return bound
-
-
 @dataclass(eq=False)
 class _OpenWindow:
     """An open window and what its steps need. The runner has its phase."""
 
     marks: Window
     session: Session
-    arm: BoundArm
+    arm: BoundArm  # if rank 0 decides, from the ruling on
     schedule: Schedule  # the monitor's; from the ruling on with this window's parts placed
     config: WindowConfig  # what this rank is about to measure
     cost: WindowCost
@@ -133,27 +76,38 @@ class _OpenWindow:
             config=self.config,
             usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
             quick=session.quick if self.marks.quick else None,
+            arm_steps=self.schedule.arm_steps(self._steps_per_block()) if session.deciding is not None else 0,
         )
 
-    def grant(self, ruling: Ruling) -> None:
+    def grant(self, ruling: Ruling, arm: BoundArm) -> None:
         """Apply rank 0's ruling: sequential steps are granted, and the window's parts placed."""
-        assert ruling.placement is not None
+        self.arm = arm
         self.granted = self.session.order_checker.granted(ruling)
         self.ruling = ruling.name
-        self.schedule = self.schedule.placed(ruling.placement, turned=not self.arm.arm.sequential)
         self.marks.rhythms = ruling.rhythms
+        turned = not arm.arm.sequential
+        self.marks.compare_with(arm.arm)
+        if ruling.trial:
+            self.marks.tried = arm.arm.name
+            self.schedule = self.schedule.trial(turned=turned)
+        else:
+            assert ruling.placement is not None
+            self.schedule = self.schedule.placed(ruling.placement, turned=turned)
 
     def race_check(self, race: RaceChecks, step: int) -> RaceCheck | None:
         """Run the race check after a complete window with sequential steps; ``step`` was its last."""
-        if not (self.marks.complete and self.arm.arm.sequential) or self.schedule.control:
+        if not (self.marks.complete and self.arm.arm.sequential) or self.schedule.control or self.marks.tried:
             return None
         return race.after_window(self.ruling, step, self.granted, self.session.ballot, self.session.job.rank)
 
     def _planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
         """On rank 0, a function that plans the window on the order check's thread once it is granted."""
-        steps_per_block, schedule, arm = self._steps_per_block(), self.schedule, self.arm.arm.name
+        steps_per_block, schedule, given = self._steps_per_block(), self.schedule, self.arm.arm.name
 
-        def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
+        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...]]:
+            if chosen is not None and chosen.trial:
+                return None, find_rhythms(*ring.durations())
+            arm = given if chosen is None else chosen.name
             long_steps = self.session.budget.long_blocks.steps(self.marks.number, arm, schedule, steps_per_block)
             placement = balance.place(schedule, self.marks.first_step, arm, steps_per_block, long_steps)
             return placement, find_rhythms(*ring.durations())
@@ -190,6 +144,7 @@ class WindowRunner(StepRunner):
         self.num_opened = 0  # number of windows opened so far
         # Whether windows follow one another back to back; the same on every rank, but for those that heard no ruling.
         self._quick = config.quick
+        self._decides = config.decide is not None  # rank 0 chooses the arms of windows that are not back to back
         self._schedule = quick_schedule(config.schedule) if config.quick else config.schedule
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None exactly when the phase is IDLE
@@ -200,6 +155,7 @@ class WindowRunner(StepRunner):
         self._skip = Skip("", 0)
         self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
+        self._keeping = slot.keeping
 
     @property
     def in_window(self) -> bool:
@@ -223,8 +179,6 @@ class WindowRunner(StepRunner):
         begun_ns = clocks.now()
         if self._window is None:
             self._pace.step_began(step, begun_ns)
-            # A window cut short within a step may have left the switch to be turned here, between two steps.
-            self._switch.turn(on=False)
         else:
             self._window.cost.window_step_began(begun_ns)
             self._window.cost.enter(begun_ns)
@@ -235,6 +189,8 @@ class WindowRunner(StepRunner):
             elif plan.window >= self._backoff.next_window:
                 self._open(plan, begun_ns)
         if self._window is None:
+            # A window cut short within a step may have left the switch to be turned here, between two steps.
+            self._keeping.between_steps(step)
             self._await_next_window()
             return
         self.next_step = 0  # call ``begin`` at every step of a window
@@ -300,6 +256,7 @@ class WindowRunner(StepRunner):
     def resume(self) -> None:
         if self._window is not None:
             self._window.marks.resume()
+        self._keeping.resume()
 
     # -- the ruling
 
@@ -334,7 +291,10 @@ class WindowRunner(StepRunner):
         match ruling.decision:
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
-                window.grant(ruling)
+                arm = self.arms.named(ruling.arm) if ruling.arm else window.arm
+                self._switch.use(arm.switch or self._switch.native)
+                window.grant(ruling, arm)
+                self._vote_to_keep(ruling, window, window.marks.first_step + window.schedule.num_planned)
                 self._slot.race.granted(ruling.name, window.session.ballot)
                 for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
                     self._notices.info_once(f"rhythm {rhythm.period}", rhythm_note(rhythm))
@@ -352,6 +312,7 @@ class WindowRunner(StepRunner):
             case Decision.SKIPPED:
                 self._skip = Skip(ruling.reason, ruling.next_window)
                 why = window.session.budget.postponed(self._schedule, self._step)
+                self._vote_to_keep(ruling, window, window.marks.first_step + self._schedule.soon_decided)
                 if why:
                     self._notices.announce_once("postponed", why)
                 self._close_unreported(window, ruling.reason, is_said=bool(why))
@@ -362,14 +323,27 @@ class WindowRunner(StepRunner):
             case Decision.FAILED:
                 self.abandon(ruling.reason)
 
+    def _vote_to_keep(self, ruling: Ruling, window: _OpenWindow, from_step: int) -> None:
+        if ruling.keep:
+            session = window.session
+            self._keeping.vote(session.channel, session.ballot, self.arms.named(ruling.keep), ruling.name, from_step)
+
     # -- windows
 
     def _open(self, plan: Plan, begun_ns: int) -> None:
         session = self._slot.acquire()  # the time to open it is part of the window's cost
-        bound = None if session is None else self.arms.of_window(plan.window)
+        names, decides = self.arms.names, self._decides and not self._quick
+        bound = None if session is None or decides else self.arms.of_window(plan.window)
+        if session is not None and decides:
+            # The arm comes with rank 0's ruling. All ranks must have the same ones.
+            names = self.arms.available()
+            bound = BoundArm(Sequential(), None) if names else None
+            if session.deciding is not None:
+                session.deciding.available = names
         if session is None or bound is None:
             return
         self.num_opened += 1
+        self._keeping.window_opens()
         self._switch.use(bound.switch or self._switch.native)
         marks = Window(
             plan.window, self._step, self._gate, self._switch, session.meter, arm=bound.arm, ranges=self._ranges
@@ -383,9 +357,10 @@ class WindowRunner(StepRunner):
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
         form = "gate" if self._switch.native is None else self._switch.native.name
+        options = {**self._schedule.as_dict(), "sequential": form, "arms": names}
         config = WindowConfig(
             step=marks.first_step,
-            options={**self._schedule.as_dict(), "sequential": form, "arms": self.arms.names},
+            options={**options, "decide": repr(self._slot.config.decide)} if decides else options,
             control=self._schedule.control,
             serialises=bound.arm.sequential,
         )
@@ -428,7 +403,9 @@ class WindowRunner(StepRunner):
         self._close(complete=False, report=False)
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
-        """End the window early; what was measured so far is reported as incomplete."""
+        """End the window early; what was measured so far is reported as incomplete. A kept arm goes off."""
+        self._keeping.end(reason)
+        self.next_step = 0
         super().abandon(reason, within_step=within_step, job_ends=job_ends)
         if self._window is not None:
             self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
@@ -436,6 +413,7 @@ class WindowRunner(StepRunner):
             self._close(complete=False, job_ends=job_ends)
 
     def discard(self) -> None:
+        self._keeping.end("an internal error")
         window, self._window = self._window, None
         self._slot.window, self._phase = None, Phase.IDLE
         if window is not None:
@@ -443,7 +421,8 @@ class WindowRunner(StepRunner):
 
     def _await_next_window(self) -> None:
         """Wait for the next window; until then only the steps around windows are observed."""
-        self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
+        next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
+        self.next_step = min(next_step, self._keeping.next_step)
 
     def _key(self, window: Window) -> str:
         """Name of a window in the store, unique after a rewind. Not by its step, so that differing ranks still meet."""

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.job.part import part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -70,6 +71,7 @@ _JOB_ENDS = "the monitor was closed"
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
+_decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
 _decode_block = msgspec.json.Decoder(_BlockLine).decode
 
@@ -83,6 +85,7 @@ class Record:
         runs: one for each start of the job.
         windows: the reports, in the order of measurement.
         arms: the reports of windows with arms other than sequential steps.
+        decision: what the job has decided about its arms, the latest; None in a job that does not decide.
         left_out: why windows have no report.
         unfinished: what rank 0 had measured of a window that was cut off before its report.
         ended: whether the last start of the job has ended, according to its record.
@@ -94,6 +97,7 @@ class Record:
     runs: list[RunInfo] = field(default_factory=list)
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
+    decision: Decision | None = None
     left_out: list[str] = field(default_factory=list)
     unfinished: OverlapReport | None = None
     ended: bool = False
@@ -268,6 +272,8 @@ def read(
             add_block(line)
         elif kind == "arm":
             record.arms.append(_decode_arm(line))
+        elif kind == "decision":
+            record.decision = _decode_decision(line)
         elif kind == "left_out":
             record.left_out.append(_decode_left_out(line).reason)
         elif kind == "end":

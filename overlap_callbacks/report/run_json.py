@@ -34,6 +34,7 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "sides": record.summary.sides(),
         "all_looks": record.running,
         "arms": _arms(record),
+        "decision": record.decision,
         "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),
         "measuring_cost": cost_of(record),

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -64,6 +65,9 @@ class Sink:
 
     def answer(self, text: str) -> None:
         """Called with the answer of a quick look, once."""
+
+    def decision(self, decision: Decision) -> None:
+        """Called with what the job has decided about its arms, whenever that changes."""
 
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""

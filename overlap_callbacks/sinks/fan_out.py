@@ -64,6 +64,7 @@ class FanOut:
     log_arm = functools.partialmethod(_each, "log_arm")
     left_out = functools.partialmethod(_each, "left_out")
     answer = functools.partialmethod(_each, "answer")
+    decision = functools.partialmethod(_each, "decision")
     log = functools.partialmethod(_each, "log")
 
     def close(self, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 Kinds of lines: ``{"record": "run", ...}`` opens a run; a resumed job adds one. ``{"record": "block", ...}`` is one
 timed block of rank 0, written as soon as it is measured. ``{"record": "window", ...}`` is the report of a whole window.
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
+``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
 ``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
 it.
 """
@@ -21,6 +22,7 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -87,6 +89,9 @@ class JsonlSink(Sink):
 
     def answer(self, text: str) -> None:
         self._write("answer", {"text": text})
+
+    def decision(self, decision: Decision) -> None:
+        self._write("decision", decision)
 
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))
@@ -177,15 +182,20 @@ def _without_tables(sample: RankWindow) -> RankWindow:
 
 # Line starts, as ``JsonlSink`` writes them.
 _RUN, _WINDOW, _ARM = b'{"record":"run"', b'{"record":"window"', b'{"record":"arm"'
-_ANSWER = b'{"record":"answer"'
+_ANSWER, _DECISION = b'{"record":"answer"', b'{"record":"decision"'
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class EarlierStarts(NamedTuple):
-    """Windows from earlier starts of the job, without details, and those of other arms."""
+    """Windows from earlier starts of the job, without details, those of other arms, and what was decided of these.
+
+    ``run``: the last of these starts.
+    """
 
     windows: list[OverlapReport]
     arms: list[ArmReport]
+    decision: Decision | None = None
+    run: RunInfo | None = None
 
 
 def earlier_starts(record: Path) -> EarlierStarts:
@@ -198,18 +208,23 @@ def earlier_starts(record: Path) -> EarlierStarts:
     """
     found, before = EarlierStarts([], []), EarlierStarts([], [])
     decode_window, decode_arm = msgspec.json.Decoder(OverlapReport).decode, msgspec.json.Decoder(ArmReport).decode
+    run: RunInfo | None = None
     if not stat.S_ISREG(record.stat().st_mode):
         return before
     with record.open("rb") as lines:
         for line in lines:
             try:
                 if line.startswith(_RUN):
-                    before = EarlierStarts([*before.windows, *found.windows], [*before.arms, *found.arms])
-                    found = EarlierStarts([], [])
+                    windows, arms = [*before.windows, *found.windows], [*before.arms, *found.arms]
+                    before = EarlierStarts(windows, arms, found.decision or before.decision, run or before.run)
+                    found, run = EarlierStarts([], []), None
+                    run = msgspec.json.decode(line, type=RunInfo)
                 elif line.startswith(_WINDOW):
                     found.windows.append(without_details(decode_window(line)))
                 elif line.startswith(_ARM):
                     found.arms.append(decode_arm(line))
+                elif line.startswith(_DECISION):
+                    found = found._replace(decision=msgspec.json.decode(line, type=Decision))
             except _UNREADABLE:
                 continue
     return before

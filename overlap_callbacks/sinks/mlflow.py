@@ -55,7 +55,7 @@ class MlflowSink(Sink):
         self._info = run
         if self._record is not None:
             with contextlib.suppress(OSError):  # the record's own sink has reported it
-                self._windows, _ = earlier_starts(self._record)
+                self._windows = earlier_starts(self._record).windows
 
     def log(self, report: OverlapReport) -> None:
         self._windows.append(without_details(report))

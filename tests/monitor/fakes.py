@@ -18,6 +18,7 @@ from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
+from overlap_callbacks.monitor.keeping import Keeping
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.window import MeasuredStep
 from overlap_callbacks.monitor.window_cost import StepRing, WindowCost
@@ -73,7 +74,7 @@ class FakeChecker:
     def await_ruling(self) -> Ruling:
         ruling = self.rulings.pop(0)
         if ruling.decision is Decision.GRANTED and ruling.placement is None and self.plan_window is not None:
-            placement, rhythms = self.plan_window()
+            placement, rhythms = self.plan_window(None)
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
         return ruling
 
@@ -118,13 +119,14 @@ class Bench:
             budget=WindowBudget(None),
             meter=None,
             ballot=None,
+            deciding=None,
             pinned_checks=itertools.count(1),
         )
         race = RaceChecks(False, self.gate, self.switch, self.notices)
         self.ring = StepRing()
         self.slot: Any = SimpleNamespace(
             acquire=lambda: session, race=race, config=config or MonitorConfig(), gate=self.gate, switch=self.switch,
-            notices=self.notices, faults=self.faults,
+            notices=self.notices, faults=self.faults, keeping=Keeping(self.switch, self.notices),
         )  # fmt: skip
 
     def _note_stop(self) -> None:

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from overlap_callbacks.gate.arms import Arm
+from overlap_callbacks.monitor.arm_rotation import ArmRotation, turn_of
 from overlap_callbacks.monitor.faults import Notices
-from overlap_callbacks.monitor.window_runner import ArmRotation, turn_of
 from tests.distributed import captured_log
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_callbacks.sinks import JsonlSink
-from overlap_callbacks.sinks.jsonl import earlier_starts
+from overlap_callbacks.sinks.jsonl import EarlierStarts, earlier_starts
 from tests.report.runs import run_info, window
 
 
@@ -38,7 +38,7 @@ def test_a_line_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 def test_a_device_in_place_of_the_record_is_not_read_without_end(tmp_path: Path) -> None:
     record = tmp_path / "overlap.jsonl"
     record.symlink_to("/dev/full")
-    assert earlier_starts(record) == ([], [])
+    assert earlier_starts(record) == EarlierStarts([], [])
 
 
 def test_a_record_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         stages: the bubbles of a pipeline's stages.
         race: what their repeated steps showed.
         lower_bound: whether any rank may have more communication than its profile shows.
+        same_order: whether all ranks issue the same collectives with the arm, in the same order; None if not known.
     """
 
     heard: Annotated[tuple[Run, ...], _runs]
@@ -104,6 +105,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stages: Annotated[tuple[StageSum, ...], add_stages]
     race: Annotated[RaceCheck | None, add_checks] = None
     lower_bound: Annotated[bool, any] = False
+    same_order: Annotated[bool | None, _all_known] = None
 
     def __post_init__(self) -> None:
         if not self.heard or list(self.heard) != joined(self.heard) or any(last < first for first, last in self.heard):
@@ -124,6 +126,10 @@ def _runs(parts: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
 def _longest(parts: Sequence[dict[int, float]]) -> dict[int, float]:
     longest = sorted(named_sum(max)(parts).items(), key=lambda extra: -extra[1])
     return dict(longest[:_MAX_EXTRA])
+
+
+def _all_known(parts: Sequence[bool | None]) -> bool | None:
+    return False if False in parts else None if None in parts else True
 
 
 def _environments(parts: Sequence[EnvironmentSums | None]) -> EnvironmentSums | None:
@@ -206,6 +212,7 @@ def part_of(window: RankWindow) -> JobPart:
         stages=stages_of(window),
         race=window.race,
         lower_bound=window.lower_bound,
+        same_order=window.same_order,
     )
 
 

@@ -122,7 +122,10 @@ class ArmReport(_Figures, frozen=True, kw_only=True):
 
     ``ARM_FIGURES`` has the meaning of each figure. ``power`` and ``memory`` are in the modes ``overlapped`` (as
     configured) and ``sequential`` (with the arm). The metrics of a window that does not count are its validity alone.
+    ``same_order``: whether all ranks issue the same collectives with the arm as without, in the same order; None if not
+    known.
     """
 
     arm: ComparedArm
     num_ranks: int
+    same_order: bool | None = None

@@ -237,6 +237,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps left out as far longer than others of their mode: overlapped, sequential.
         num_streams: streams of the device on which a profiled step ran kernels; 0 if unknown, and on CPU.
+        same_order: whether steps with the arm issued the collectives of those as configured, in the same order; None if
+            no arm was turned.
     """
 
     rank: int
@@ -279,6 +281,7 @@ class RankWindow(msgspec.Struct, frozen=True):
     lost_low_ms: float | None = None
     lost_high_ms: float | None = None
     num_streams: int = 0
+    same_order: bool | None = None
     calls: tuple[CollectiveCalls, ...] = ()
     lower_bound: bool = False
     exposure: ExposureSums = ExposureSums()

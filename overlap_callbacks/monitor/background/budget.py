@@ -86,8 +86,8 @@ class WindowBudget:
                 self._owe(*lost)
                 self._reason = _NOT_KNOWN
 
-    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _no_late_cost) -> None:
-        """Note what a window cost, and the time of an overlapped step in it.
+    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _no_late_cost) -> float:
+        """Note what a window cost, and the time of an overlapped step in it. Returns what it is charged, in s.
 
         ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
         """
@@ -101,13 +101,22 @@ class WindowBudget:
             overhead = report.measurement_overhead
             if self._max_overhead is None or overhead is None:
                 self._reason = _NOT_KNOWN
-                return
+                return charged_ms / 1e3
             overhead = _charged(overhead, report.measurement_overhead_ci_high)
             self._reason = (
                 f"a window is charged {PLAIN.share_of_training(overhead)} of training time and max_overhead allows "
                 f"{PLAIN.share_of_training(self._max_overhead)}, "
                 f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )
+            return charged_ms / 1e3
+
+    def charge(self, window: int, opened_ns: int, cost_s: float, late_ms: Callable[[], float] = _no_late_cost) -> None:
+        """Charge a window without a report what it cost; ``late_ms`` as in ``record``."""
+        with self._lock:
+            self._unknown.pop(window, None)
+            self._charge_late(late_ms)
+            self._owe(opened_ns / 1e9, cost_s)
+            self._reason = "an arm was tried in one step, which training pays for first"
 
     def note(self, report: OverlapReport) -> None:
         """Note what a report says of the job, without its cost."""

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -88,6 +89,36 @@ def with_times(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     ]
 
 
+def same_order(steps: Sequence[MeasuredStep]) -> bool | None:
+    """Whether steps with the window's arm issued the collectives of steps as configured, in the same order.
+
+    False if the gate did not see all of them; None if the arm was not turned.
+    """
+    sides: dict[bool, set[object]] = {False: set(), True: set()}
+    for step in steps:
+        log = step.log
+        if step.skipped or not log.is_whole or step.plan.part is Part.LONG:
+            continue
+        if log.foreign or not log.collectives or (log.issued or 0) > len(log.collectives):
+            return False
+        # Uneven all-to-alls have other sizes in each step.
+        sizes = [None if c.splits else (c.bytes_in, c.bytes_out, c.dtype) for c in log.collectives]
+        sides[step.plan.turned].add((log.signature, log.micro_batches, *sizes))
+    return sides[True] <= sides[False] if sides[True] else None
+
+
+def trial_extra_s(window: MeasuredWindow) -> float | None:
+    """How much longer than those before it the one step with the arm took, of a trial; None if not known."""
+    if not window.complete:
+        return None
+    clocks.prepare_own_thread(clocks.device_of(window.steps[-1].end))
+    *own, turned = with_times(window.steps)
+    own_ms = [step.ms for step in own if step.ms is not None and not step.spoilt]
+    if turned.ms is None or turned.spoilt or not own_ms:
+        return None
+    return (turned.ms - fmean(own_ms)) / 1e3
+
+
 def await_mark(mark: clocks.Mark) -> bool:
     """Wait for the device to pass a mark; False if it takes too long."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
@@ -148,6 +179,7 @@ class _Measurement:
             rhythms=window.rhythms,
             left_out=(self._left_out[Mode.OVERLAPPED], self._left_out[Mode.SEQUENTIAL]),
             series=self._series() if rank == 0 else None,
+            same_order=same_order(self._steps),
         )
         recorded = self._recorded()
         profile = ProfileFigures(own)

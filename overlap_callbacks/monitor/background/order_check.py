@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
+from overlap_callbacks.monitor.background.deciding import ChosenArm, Deciding
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.submissions import (
@@ -67,7 +68,8 @@ class Ruling(msgspec.Struct, frozen=True):
     """Rank 0's ruling on whether the sequences of the recorded steps may be serialised.
 
     ``only``: the one recorded step whose kind may be serialised, because the order of another kind contradicts it; -1
-    if all kinds may be.
+    if all kinds may be. ``keep``: the arm that the ranks vote to turn on after the window, or where a window that is
+    skipped would be measured.
     """
 
     decision: Decision
@@ -78,10 +80,14 @@ class Ruling(msgspec.Struct, frozen=True):
     only: int = -1
     next_window: int = 0  # if skipped: the first window that may open again, 0 for the next one
     quick: bool = False  # windows go on back to back
+    arm: str = ""  # the window's arm, if rank 0 decides; empty for the one whose turn it is
+    trial: bool = False  # only one step is turned
+    keep: str = ""
 
 
-# Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms known by then.
-WindowPlanner = Callable[[], tuple[Placement, tuple[Rhythm, ...]]]
+# Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial), and the rhythms known by
+# then. The arm is None if nobody has chosen it.
+WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...]]]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer [OC208]")
 
@@ -96,6 +102,7 @@ class _Check:
     config: WindowConfig | None
     timeout_s: float
     quick: QuickLook | None = None  # on rank 0, in a window of a quick look
+    arm_steps: int = 0
     done: threading.Event = field(default_factory=threading.Event)  # set once there is a ruling
     ruling: Ruling | None = None
     given_up: bool = False  # the training thread went on without it
@@ -118,19 +125,27 @@ class OrderChecker:
     """Runs order checks on its own thread. The training thread starts one and asks for its ruling some steps later.
 
     The ranks' sequences must arrive within ``timeout_s``. Rank 0 asks the budget whether a window is too expensive.
-    ``on_error`` receives errors on the checker's thread, which alone uses ``exchange`` until ``close()``.
+    ``on_error`` receives errors on the checker's thread, which alone uses ``exchange`` until ``close()``. ``deciding``
+    chooses the arms of windows, on rank 0 of a job that decides.
 
     ``patience_s``: maximum time that the training thread waits for a ruling.
     """
 
     def __init__(
-        self, channel: StoreChannel, *, timeout_s: float, budget: WindowBudget, on_error: Callable[[Exception], None]
+        self,
+        channel: StoreChannel,
+        *,
+        timeout_s: float,
+        budget: WindowBudget,
+        deciding: Deciding | None = None,
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._channel = channel
         self.exchange = Exchange(channel, Tree.of(channel.job), "order", answered=True)
         self._verdicts = Verdicts()
         self._timeout_s = timeout_s
         self._budget = budget
+        self._deciding = deciding
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._stop = threading.Event()
         self._check: _Check | None = None  # the latest one
@@ -160,17 +175,18 @@ class OrderChecker:
         config: WindowConfig | None = None,
         usual_step_s: float | None = None,
         quick: QuickLook | None = None,
+        arm_steps: int = 0,
     ) -> None:
         """Start a check with the sequences of this rank's recorded steps.
 
         ``key`` names it: the same on every rank, and never reused. A pinned mode has no ``window`` (its number) and no
         ``config`` (what this rank is about to measure). On rank 0 the checker's thread calls ``plan_window``.
-        ``usual_step_s``: step time outside windows, if known.
+        ``usual_step_s``: step time outside windows, if known. ``arm_steps``: steps of a whole window with its arm.
         """
         timeout_s = self.timeout_s(usual_step_s)
         self.patience_s = min(self.patience_s, 3 * timeout_s)
         # A new object, so that a late check cannot answer for the next one.
-        self._check = check = _Check(key, recorded, window, config, timeout_s, quick)
+        self._check = check = _Check(key, recorded, window, config, timeout_s, quick, arm_steps)
         if self._channel.call.is_stuck:  # the thread still waits for the store, with an earlier check
             check.ruling = _NO_ANSWER
             check.done.set()
@@ -199,12 +215,15 @@ class OrderChecker:
     def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
         if check.given_up:
             return
-        quick, skip = False, None
+        quick, skip, chosen = False, None, None
+        deciding = self._deciding if check.quick is None and check.window is not None else None
         try:
             if check.quick is not None:
                 quick, skip = check.quick.goes_on(), check.quick.skip()
             elif self._channel.job.rank == 0:
                 skip = self._budget.skip(check.window)
+            if deciding is not None and check.window is not None and skip is None:
+                chosen, skip = deciding.choose(check.window, check.arm_steps)
             check.ruling = check_order(
                 self.exchange,
                 check.key,
@@ -216,6 +235,8 @@ class OrderChecker:
                 # A check that the training thread has abandoned must not block the next one.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
+                chosen=chosen,
+                keep="" if deciding is None else deciding.kept,
                 verdicts=self._verdicts,
             )
         except Exception as error:
@@ -229,6 +250,9 @@ class OrderChecker:
             raise
         finally:
             check.done.set()
+            granted = check.ruling is not None and check.ruling.decision is Decision.GRANTED
+            if deciding is not None and chosen is not None and not granted:
+                deciding.lost(chosen.name)
 
 
 class Verdicts:
@@ -250,14 +274,16 @@ def check_order(
     skip: Skip | None,
     stop: Callable[[], bool],
     plan_window: WindowPlanner | None = None,
+    chosen: ChosenArm | None = None,
+    keep: str = "",
     verdicts: Verdicts | None = None,
     quick: bool = False,
 ) -> Ruling:
     """One rank's part of the order check; see ``OrderChecker.start``. Waiting ends early when ``stop`` returns True.
 
     The ranks' sequences must arrive within ``timeout_s``, rank 0's ruling within twice that. Only rank 0 has
-    ``verdicts`` of earlier checks, a reason to ``skip`` the window, and knows whether windows go on back to back
-    (``quick``).
+    ``verdicts`` of earlier checks, a reason to ``skip`` the window, may have ``chosen`` its arm and which to ``keep``
+    after it, and knows whether windows go on back to back (``quick``).
     """
     part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
@@ -265,7 +291,8 @@ def check_order(
     elif exchange.tree.parent is not None:
         return forward_ruling(exchange, key, timeout_s, stop)
     else:
-        ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts())
+        serialises = None if chosen is None else chosen.sequential
+        ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts(), serialises)
         control = message.config is not None and message.config.control
         if ruling.decision is Decision.GRANTED and skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, skip.reason, next_window=skip.next_window)
@@ -274,8 +301,12 @@ def check_order(
                 Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives [OC209]"
             )
         if ruling.decision is Decision.GRANTED and plan_window is not None:
-            placement, rhythms = plan_window()
+            placement, rhythms = plan_window(chosen)
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
+        if ruling.decision is Decision.GRANTED and chosen is not None:
+            ruling = msgspec.structs.replace(ruling, arm=chosen.name, trial=chosen.trial)
+        if ruling.decision in (Decision.GRANTED, Decision.SKIPPED):
+            ruling = msgspec.structs.replace(ruling, keep=keep)
         # If rank 0 has gone on without its ruling, it has ended the quick look.
         ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8), quick=quick and not stop())
     exchange.send_down(key, msgspec.json.encode(ruling))
@@ -315,8 +346,13 @@ def _not_taken_by(parent: int | None) -> str:
     return f"rank {parent} does not take what this rank hands in [OC207]"
 
 
-def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
-    """Rank 0: compare the submissions of all ranks, and search their sequences for a cycle."""
+def decide(
+    part: Submissions, world_size: int, timeout_s: float, verdicts: Verdicts, serialises: bool | None = None
+) -> Ruling:
+    """Rank 0: compare the submissions of all ranks, and search their sequences for a cycle.
+
+    ``serialises``: whether the window has sequential steps, if rank 0 has chosen its arm.
+    """
     if part.runs != [(0, world_size - 1)]:
         missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
         why = f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s [OC205]"
@@ -330,7 +366,7 @@ def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdi
     if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step [OC214]")
     config = different[0].config
-    if config is not None and (config.control or not config.serialises):
+    if config is not None and (config.control or not (config.serialises if serialises is None else serialises)):
         return Ruling(Decision.GRANTED)  # nothing will be serialised
     incomplete = next((of.first_rank for of in submitted if of.message.incomplete), None)
     if incomplete is not None:

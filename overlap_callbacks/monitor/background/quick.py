@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from overlap_callbacks.analysis.headline import run_verdict, step_change
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -106,6 +108,18 @@ class QuickLook:
     def answer(self) -> str:
         """The answer so far."""
         return run_verdict(self._summary())
+
+    def message(self, record: Path | None, write_page: Callable[[Path], Path] | None) -> str:
+        """The answer so far for the user, and where the page is, which ``write_page`` writes."""
+        if self.was_answered:
+            return "the record has the quick answer of an earlier start; another run_dir asks anew [OC306]"
+        where = ""
+        if record is not None:
+            where = f" `overlap report {record.parent}` makes the page."
+            if write_page is not None:
+                with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
+                    where = f" The page is {write_page(record)}"
+        return f"the quick answer: {self.answer()}{where}"
 
     def _summary(self) -> RunSummary:
         with self._lock:

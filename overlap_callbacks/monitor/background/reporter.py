@@ -18,12 +18,15 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.arms import arm_report_of
+from overlap_callbacks.analysis.decision_words import decision_in_words
 from overlap_callbacks.analysis.environment.privacy import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.headline import arm_summary, summary
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.race import race_sentence
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
@@ -32,7 +35,8 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
+from overlap_callbacks.monitor.background.deciding import Deciding
+from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Exchange, Tree
@@ -85,7 +89,7 @@ class Reporter:
     On the reporting thread, ``run`` returns the run info that sinks get first, ``environment`` this rank's environment,
     and ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is no longer used, and the
     error. ``hide`` replaces host names in texts; None if they may be shown. On rank 0, ``quick`` gets the reports of
-    windows back to back, and ``write_page`` writes the page of a record.
+    windows back to back, ``deciding`` those of a job that decides, and ``write_page`` writes the page of a record.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Reporter:
         hide: Callable[[str], str] | None = None,
         budget: WindowBudget,
         quick: QuickLook | None = None,
+        deciding: Deciding | None = None,
         write_page: Callable[[Path], Path] | None = None,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
@@ -117,6 +122,7 @@ class Reporter:
         self._timeout_s = config.report_timeout_s
         self._budget = budget
         self._quick = quick
+        self._deciding = deciding
         self._write_page = write_page
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
@@ -138,7 +144,7 @@ class Reporter:
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
-        if self._sinks:
+        if self._sinks or self._deciding is not None:
             self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
@@ -152,7 +158,7 @@ class Reporter:
             self._worker.submit(lambda: self._log_left_out(window, first_step, reason))
 
     def submit_window(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
-        """Measure a window, gather it under ``key`` and report it."""
+        """Measure a window, gather it under ``key`` and report it. Rank 0 alone measures a trial."""
         if not window.quick:
             self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
         elif self._quick is not None:
@@ -211,11 +217,23 @@ class Reporter:
     def _report(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
         cost = window.cost or WindowCost(window.opened_ns, None)
         try:
-            self._report_with_cost(window, cost, key, tokens_per_step)
+            if window.tried:
+                self._report_trial(window, cost)
+            else:
+                self._report_with_cost(window, cost, key, tokens_per_step)
         finally:
             self._done(window)
             cost.work_done(finished=True)
             self._last_cost = cost
+
+    def _report_trial(self, window: MeasuredWindow, cost: WindowCost) -> None:
+        self._await_normal_steps(cost)
+        lost, extra_s = cost.lost((), 0.0), trial_extra_s(window)
+        cost_s = max(0.0, extra_s or 0.0, 0.0 if lost is None else lost.ms / 1e3)
+        self._budget.charge(window.number, cost.opened_ns, cost_s, lambda: cost.cost_after_report_ms)
+        if self._deciding is not None:
+            self._deciding.record_trial(window.tried, extra_s, cost_s)
+            self._tell_decision()
 
     def _report_with_cost(
         self, window: MeasuredWindow, cost: WindowCost, key: str, tokens_per_step: int | None
@@ -247,15 +265,17 @@ class Reporter:
         )
         if self._abandoned:
             return
+        charged_s = 0.0
         if window.quick:
             self._budget.note(report)
         else:
-            self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
+            charged_s = self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
         if arm is not None:
-            of_arm = arm_report_of(report, arm, part.figures)
+            of_arm = arm_report_of(report, arm, part.figures, None if silent else part.same_order)
             logger.info("%s", arm_summary(of_arm))
             self._open_sinks()
             self._sinks.log_arm(of_arm)
+            self._decide(of_arm, charged_s)
             return
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
@@ -266,25 +286,35 @@ class Reporter:
         _log_race_check(report.race)
         self._open_sinks()
         self._sinks.log(report)
+        self._decide(report, charged_s)
+
+    def _decide(self, report: ArmReport | OverlapReport, charged_s: float) -> None:
+        if self._deciding is not None and not report.quick:
+            self._deciding.record(report, charged_s)
+            self._tell_decision()
+
+    def _tell_decision(self) -> None:
+        """Say what was decided, if it is news."""
+        decision = None if self._deciding is None else self._deciding.news()
+        if decision is not None:
+            Notices.announce(f"decision on the arms: {decision_in_words(decision)} [OC142]")
+            self._open_sinks()
+            self._sinks.decision(decision)
 
     def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
         """Add the window's cost, and the previous one's after its report; waits a bounded time for normal steps."""
+        self._await_normal_steps(cost)
+        lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
+        late_ms = 0.0 if self._last_cost is None else self._last_cost.cost_after_report_ms
+        return own if lost is None or lost.step_ms <= 0 else _with_lost(own, lost, late_ms)
+
+    def _await_normal_steps(self, cost: WindowCost) -> None:
+        """Wait a bounded time until the steps after a window are back to normal."""
         cost.work_done()
         wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
         while not (self._closing.is_set() or cost.is_stalled or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
-        lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
-        if lost is None or lost.step_ms <= 0:
-            return own
-        late_ms = 0.0 if self._last_cost is None else self._last_cost.cost_after_report_ms
-        return msgspec.structs.replace(
-            own,
-            lost_ms=lost.ms + late_ms,
-            lost_low_ms=None if lost.low_ms is None else lost.low_ms + late_ms,
-            lost_high_ms=None if lost.high_ms is None else lost.high_ms + late_ms,
-            usual_step_ms=lost.step_ms,
-        )
 
     def _without_known(self, report: OverlapReport) -> OverlapReport:
         """The report without what is unchanged since the previous window, and so in the record already."""
@@ -304,15 +334,9 @@ class Reporter:
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
         """Wait a bounded time until this rank's messages were read, then delete what is left in the store."""
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._exchange.tree.num_levels - 1)
-        deadline = min(time.monotonic() + patience_s, self._close_by)
+        deadline_s = min(time.monotonic() + patience_s, self._close_by)
         all_end = self._settle_from < math.inf  # otherwise this rank may be leaving alone
-        with contextlib.suppress(Exception):  # the store may be gone, and the messages with it
-            stale = [each.stale_messages() for each in exchanges] if all_end else []
-            taken = [each.await_taken(deadline - time.monotonic(), self._stop.is_set) for each in exchanges]
-            for each in exchanges:
-                each.leave(parent_is_gone=not all(taken) and all_end)
-            for messages in stale:
-                messages.delete_unread(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
+        _leave_exchanges(exchanges, deadline_s, all_end, self._stop.is_set)
 
     def _is_over(self, last_s: float) -> bool:
         """Whether to stop waiting for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""
@@ -338,30 +362,45 @@ class Reporter:
         quick, self._quick = self._quick, None
         if quick is None:
             return
-        record, where = self._sinks.record, ""
-        if quick.was_answered:
-            Notices.announce("the record has the quick answer of an earlier start; another run_dir asks anew [OC306]")
-            return
-        if record is not None:
-            where = f" `overlap report {record.parent}` makes the page."
-            if self._write_page is not None:
-                with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
-                    where = f" The page is {self._write_page(record)}"
-        answer = quick.answer()
-        if quick.is_over:
+        message = quick.message(self._sinks.record, self._write_page)
+        if quick.is_over and not quick.was_answered:
             self._open_sinks()
-            self._sinks.answer(answer)
-        Notices.announce(f"the quick answer: {answer}{where}")
+            self._sinks.answer(quick.answer())
+        Notices.announce(message)
 
     def _open_sinks(self) -> None:
-        if self._sinks and not self._opened:
-            self._opened = True
-            self._sinks.open(self._run())
+        if self._opened or not (self._sinks or self._deciding is not None):
+            return
+        self._opened = True
+        run = self._run()
+        self._sinks.open(run)
+        if self._deciding is not None:
+            self._deciding.open(self._sinks.record, run)
 
     def _close_sinks(self) -> None:
         if not self._closed:
             self._closed = True
             self._sinks.close(self._close_by - time.monotonic())
+
+
+def _leave_exchanges(exchanges: Sequence[Exchange], deadline_s: float, all_end: bool, stop: Callable[[], bool]) -> None:
+    with contextlib.suppress(Exception):  # the store may be gone, and the messages with it
+        stale = [each.stale_messages() for each in exchanges] if all_end else []
+        taken = [each.await_taken(deadline_s - time.monotonic(), stop) for each in exchanges]
+        for each in exchanges:
+            each.leave(parent_is_gone=not all(taken) and all_end)
+        for messages in stale:
+            messages.delete_unread(deadline_s - time.monotonic(), stop, after_s=SETTLE_S)
+
+
+def _with_lost(own: RankWindow, lost: LostTime, late_ms: float) -> RankWindow:
+    return msgspec.structs.replace(
+        own,
+        lost_ms=lost.ms + late_ms,
+        lost_low_ms=None if lost.low_ms is None else lost.low_ms + late_ms,
+        lost_high_ms=None if lost.high_ms is None else lost.high_ms + late_ms,
+        usual_step_ms=lost.step_ms,
+    )
 
 
 def _log_race_check(race: RaceCheck | None) -> None:

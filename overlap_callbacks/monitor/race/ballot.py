@@ -1,4 +1,5 @@
-"""A vote on whether to repeat the step: all ranks do or none does. A rank alone would hang, or train wrongly.
+"""A vote on what all ranks must do or none: repeat a step, keep an arm turned on. A rank alone would hang, or train
+wrongly.
 
 The decision is one entry of the job's store, written once: by the last rank that votes yes, or by the first that votes
 no or gives up waiting. Later ranks read it. So no two ranks ever disagree on it, however late or dead a rank is. No
@@ -13,6 +14,7 @@ the next two store calls.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,8 +22,8 @@ from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worke
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 
 # The questions, each decided once per window: whether to repeat the step; whether all ranks failed in it in the same
-# way.
-REPEAT, FAILED = "repeat", "failed"
+# way; whether to turn on an arm after the window.
+REPEAT, FAILED, KEEP = "repeat", "failed", "keep"
 _YES = b"yes"
 _NO = b"no:"
 # More than any number of votes: adding it closes a count, which then never equals the number of ranks.
@@ -46,6 +48,23 @@ class Decision:
 
     agreed: bool
     reason: str = ""
+
+
+class Vote:
+    """A vote off the training thread: ``decision`` once it is ``done``; None if the store stopped answering."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.decision: Decision | None = None
+        self._hurries = threading.Event()
+
+    def hurry(self) -> None:
+        """Wait no longer for other ranks: without all votes, the decision is no."""
+        self._hurries.set()
+
+    @property
+    def hurries(self) -> bool:
+        return self._hurries.is_set()
 
 
 @dataclass
@@ -96,6 +115,23 @@ class Ballot:
         """
         return self._do(lambda: self._vote(window, question, terms))
 
+    def begin(self, window: str, question: str, terms: str) -> Vote:
+        """Vote as ``vote`` does, without waiting for the decision. Called on the training thread."""
+        vote = Vote()
+
+        def cast() -> None:
+            try:
+                vote.decision = self._vote(window, question, terms, lambda: vote.hurries)
+            finally:
+                vote.done.set()
+
+        if self._channel.call.is_stuck:
+            vote.decision = Decision(False, _NO_ANSWER)
+            vote.done.set()
+        else:
+            self._worker.submit(cast)
+        return vote
+
     def decline(self, window: str, question: str, reason: str) -> Decision:
         """Decide no for all ranks, with a reason."""
         return self._do(lambda: self._decline(window, question, reason))
@@ -119,7 +155,7 @@ class Ballot:
 
     # -- on the ballot's thread
 
-    def _vote(self, window: str, question: str, terms: str) -> Decision:
+    def _vote(self, window: str, question: str, terms: str, stop: Callable[[], bool] = lambda: False) -> Decision:
         self._delete_earlier_votes(but=window)
         used = self._question(window, question)
         unlike = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
@@ -137,7 +173,7 @@ class Ballot:
                 with contextlib.suppress(StoreFailedError):
                     self._channel.add(used.count, -1)
             return decision
-        answer = self._channel.await_message(used.decision, self._timeout_s, lambda: False)
+        answer = self._channel.await_message(used.decision, self._timeout_s, stop)
         if answer is not None:
             return _decided(used, answer)
         return self._decide(used, _NO + unlike.encode())
@@ -168,7 +204,7 @@ class Ballot:
         windows = {window for window, _ in self._questions} | ({self._expected} if self._expected else set())
         with contextlib.suppress(StoreFailedError):
             for window in sorted(windows):
-                for question in (REPEAT, FAILED):
+                for question in (REPEAT, FAILED, KEEP):
                     used = self._question(window, question)
                     if used.is_read or self._close(used):
                         self._channel.delete(*used.keys)

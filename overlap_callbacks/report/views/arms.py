@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_text
+from overlap_callbacks.analysis.decision_words import decision_in_words
+from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_sentence, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Column, Note, Section, Table, table_of
@@ -23,7 +24,8 @@ def arms(record: Record) -> list[Section]:
         if not row.arm.equal_results
     ]
     blocks += [Note(page_text(f"{row.arm.name}: {problem}", _MAX_LENGTH)) for row in rows for problem in row.problems]
-    return [Section("What would a switch change?", _answer(rows), blocks)]
+    answer = _answer(rows) if record.decision is None else page_sentence(decision_in_words(record.decision))
+    return [Section("What would a switch change?", answer, blocks)]
 
 
 def _answer(rows: list[ArmSummary]) -> str:

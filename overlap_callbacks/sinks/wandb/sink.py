@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import re
 import sys
@@ -15,9 +16,11 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
+from overlap_callbacks.analysis.decision_words import decision_in_words
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -33,6 +36,7 @@ from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
 VERDICT = "overlap/verdict"
+DECISION = "overlap/decision"
 
 # W&B sorts the panels of a section by name: the first one of all is the card.
 STEP_CARD = "overlap/answer"
@@ -67,7 +71,8 @@ class WandbSink(Sink):
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
-    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``.
+    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``. The
+      summary's ``overlap/decision`` is what the job has decided about them.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
     - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
@@ -140,7 +145,8 @@ class WandbSink(Sink):
         self._info = run
         if self._record is not None:
             with contextlib.suppress(OSError):  # the record's own sink has reported it
-                self._windows, self._arms = earlier_starts(self._record)
+                earlier = earlier_starts(self._record)
+                self._windows, self._arms = earlier.windows, earlier.arms
                 self._next_tables = len(self._windows) + 1
 
     def log(self, report: OverlapReport) -> None:
@@ -178,6 +184,11 @@ class WandbSink(Sink):
         self._arms.append(report)
         self._rows.append(_Row({**self._numbers(report.values()), STEP_KEY: report.first_step}))
         self._log_rows(run)
+
+    def decision(self, decision: Decision) -> None:
+        run = self._find_run()
+        if run is not None:
+            run.summary.update({DECISION: decision_in_words(decision)})
 
     def close(self) -> None:
         if not self._closed:
@@ -246,19 +257,14 @@ class WandbSink(Sink):
     def _log_row(self, run: Any) -> None:
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
         pictures = {} if row.pictured is None else _pictures(wandb, *row.pictured)
-        self._log_part(run, {**self._detailed(pictures), **row.metrics})
+        self._log_part(run, {**_detailed(pictures, self._detail), **row.metrics})
         # Separately: for an online run's table, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
         if row.pictured is not None:
             report, so_far = row.pictured
-            content = self._detailed(tables(report, so_far.figures))
+            content = _detailed(tables(report, so_far.figures), self._detail)
             part = {**_tables(wandb, content), STEP_KEY: row.metrics[STEP_KEY]}
             self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
-
-    def _detailed(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The tables or pictures among these that are logged."""
-        everything = self._detail == "all"
-        return {key: one for key, one in content.items() if everything or key.partition("/")[0] in _SECTIONS}
 
     def _log_part(self, run: Any, part: Mapping[str, Any]) -> None:
         """Add to the current row."""
@@ -340,11 +346,9 @@ class WandbSink(Sink):
         self._had_run = True
         if self._record is not None and self._record.is_file():
             # W&B takes the file when the run finishes, even before this sink is closed, or by a crash.
-            self._try_artifact("the record as a file of the run", lambda: self._save_record(run))
-
-    def _save_record(self, run: Any) -> None:
-        record = Path(self._record or "").resolve()
-        run.save(glob.escape(str(record)), base_path=str(record.parent), policy="end")
+            record = self._record.resolve()
+            save = functools.partial(run.save, glob.escape(str(record)), base_path=str(record.parent), policy="end")
+            self._try_artifact("the record as a file of the run", save)
 
     def _warn_finished(self, run: Any) -> None:
         if run is not self._warned_finished:
@@ -357,6 +361,11 @@ class WandbSink(Sink):
 
     def _where_the_rest_is(self) -> str:
         return "there is no record" if self._record is None else f"the record, {self._record}, has everything"
+
+
+def _detailed(content: Mapping[str, Any], detail: str) -> dict[str, Any]:
+    """The tables or pictures among these that are logged."""
+    return {key: one for key, one in content.items() if detail == "all" or key.partition("/")[0] in _SECTIONS}
 
 
 def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[str, Any]:

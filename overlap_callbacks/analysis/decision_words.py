@@ -1,0 +1,45 @@
+"""What a job has decided about its arms, in words: for the log, W&B, the page and the terminal."""
+
+from __future__ import annotations
+
+from overlap_callbacks.analysis.formatting import PLAIN, change_decimals, count, listed
+from overlap_callbacks.analysis.results.decision import Decision, LeftOut, Why, Winner
+
+_WHY = {
+    Why.SLOWER: "slower than the job as configured",
+    Why.NO_GAIN: "wins too little to matter",
+    Why.BEHIND: "slower than {than}",
+    Why.NOT_AHEAD: "not known to be faster than {than}",
+    Why.STOPPED: "stopped winning",
+    Why.UNMEASURED: "not measured: {reason}",
+}
+
+
+def decision_in_words(decision: Decision) -> str:
+    """The best arm, how sure that is, and what to put into the job; which arms are left, and which are not, and why."""
+    best, advised = decision.best, decision.advised
+    said = [] if best is None else [_winner_in_words(best, kept=decision.keeps)]
+    if advised is not None and (best is None or advised.speedup.value > best.speedup.value):
+        said.append(_winner_in_words(advised, kept=False))
+    if not said and decision.left:
+        said = [f"none is known to be faster than the job as configured; still measured: {listed(decision.left)}"]
+    elif not said:
+        said = ["none is faster than the job as configured"]
+    out = [f"{one.arm} ({_left_out_in_words(one)})" for one in decision.left_out]
+    if out:
+        said.append(f"no longer measured: {listed(out)}")
+    return "; ".join(said)
+
+
+def _winner_in_words(winner: Winner, *, kept: bool) -> str:
+    what = "is turned on between windows" if kept else "is recommended"
+    line = f"; to have it in all steps: {winner.line}" if winner.line else ""
+    decimals = change_decimals(winner.speedup)
+    value = PLAIN.percent(winner.speedup.value, signed=True, decimals=decimals)
+    interval = PLAIN.interval(winner.speedup, "fraction", signed=True, decimals=decimals)
+    certain = f" ({interval})" if interval else ""
+    return f"{winner.arm} {what}, with a speed-up of {value}{certain} over {count(winner.num_windows, 'window')}{line}"
+
+
+def _left_out_in_words(one: LeftOut) -> str:
+    return _WHY[one.why].format(than=one.than, reason=one.reason)

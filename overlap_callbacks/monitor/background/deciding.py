@@ -1,0 +1,171 @@
+"""Rank 0 decides: which arm a window measures, and which one is kept turned on between windows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.deciding import Decider
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.decision import Decision
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.gate.arms import BaseArm, Keep
+from overlap_callbacks.monitor.background.budget import Skip
+from overlap_callbacks.sinks.jsonl import EarlierStarts, earlier_starts
+
+# Maximum time that the order check waits for the record of earlier starts, which is read on the reporting thread.
+_READ_S = 1.0
+
+
+class ChosenArm(NamedTuple):
+    """The arm of a window. ``trial``: only one step is turned."""
+
+    name: str
+    trial: bool
+    sequential: bool
+
+
+class Deciding:
+    """The decisions of a job, on rank 0; the rules are in ``analysis/deciding.py``.
+
+    The reporting thread calls ``open``, ``record``, ``record_trial`` and ``news``, the order check's thread ``choose``
+    and ``lost``.
+
+    Args:
+        keep: its budget and certainty.
+        keeps: whether the best arm is turned on between windows.
+        arms: of the monitor.
+        now_s: the clock.
+    """
+
+    def __init__(
+        self,
+        keep: Keep,
+        *,
+        keeps: bool,
+        arms: Sequence[BaseArm],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep, self._keeps = keep, keeps
+        self._arms = {arm.name: arm for arm in arms}
+        self._now_s = now_s
+        self.available: tuple[str, ...] = ()  # arms that the job can have; set before ``choose``
+        self._lock = threading.Lock()
+        self._is_open = threading.Event()
+        self._decider: Decider | None = None
+        self._said: Decision | None = None
+        self._same_order: set[str] = set()  # arms with which all ranks issue the same collectives
+        self._asked: tuple[int, float] | None = None  # the last window asked for, and when
+
+    def open(self, record: Path | None, run: RunInfo) -> None:
+        """Begin, with what the record has of earlier starts if their job was configured as this one, ``run``."""
+        earlier = EarlierStarts([], [])
+        with contextlib.suppress(OSError):  # the record's own sink has reported it
+            earlier = earlier if record is None else earlier_starts(record)
+        if earlier.run is None or _configured(earlier.run) != _configured(run):
+            earlier = EarlierStarts([], [])
+        reports: list[ArmReport | OverlapReport] = [*earlier.windows, *earlier.arms]
+        decided = earlier.decision
+        with self._lock:
+            self._decider = Decider(
+                [ComparedArm(arm.name, arm.equal_results, arm.sequential) for arm in self._arms.values()],
+                budget=self._keep.budget,
+                wrong=self._keep.wrong,
+                keeps=self._keeps,
+                lines={arm.name: arm.line for arm in self._arms.values() if arm.line},
+                earlier=sorted(reports, key=lambda report: report.first_step),
+                decided=decided,
+            )
+            for report in earlier.arms:
+                self._note_order(report)
+            self._said = decided or self._decider.decision()
+        self._is_open.set()
+
+    @property
+    def kept(self) -> str:
+        """The arm to have turned on between windows; empty for the job's own setting."""
+        with self._lock:
+            kept = "" if self._decider is None else self._decider.decision().kept
+            return kept if kept in self._same_order else ""
+
+    def choose(self, window: int, arm_steps: int) -> tuple[ChosenArm | None, Skip | None]:
+        """The arm of a window, or why there is none."""
+        if not self._is_open.wait(_READ_S):
+            return None, _skip("the record of earlier starts is still being read")
+        now_s = self._now_s()
+        with self._lock:
+            assert self._decider is not None
+            for name in [name for name in self._arms if name not in self.available]:
+                self._decider.leave_out(name, window, "this job cannot have it")
+            self._arms = {name: arm for name, arm in self._arms.items() if name in self.available}
+            choice = self._decider.choose(window, now_s, arm_steps)
+            before, self._asked = self._asked, (window, now_s)
+        if choice.arm:
+            return ChosenArm(choice.arm, choice.trial, self._arms[choice.arm].sequential), None
+        next_window = choice.next_window
+        if choice.wait_s > 0 and before is not None and window > before[0]:
+            # As the budget does: half the windows until then never open, in case steps get slower.
+            window_s = (now_s - before[1]) / (window - before[0])
+            next_window = window + max(1, int(choice.wait_s / window_s / 2)) if window_s > 0 else 0
+        return None, _skip(choice.reason, next_window)
+
+    def lost(self, name: str, cost_s: float = 0.0) -> None:
+        """A window or trial of an arm that was chosen has no result."""
+        with self._lock:
+            if self._decider is not None:
+                self._decider.lost(name, cost_s)
+
+    def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
+        """Note the report of a window, and what it is charged."""
+        with self._lock:
+            if self._decider is None:
+                return
+            if report.complete:
+                if isinstance(report, ArmReport):
+                    self._note_order(report)
+                self._decider.record(report, cost_s)
+            else:
+                self._decider.lost(report.arm.name if isinstance(report, ArmReport) else "", cost_s)
+
+    def record_trial(self, name: str, extra_s: float | None, cost_s: float) -> None:
+        """Note by how much the one step of a trial was longer than usual (None: not known), and what it is charged."""
+        with self._lock:
+            if self._decider is not None and extra_s is not None:
+                self._decider.record_trial(name, extra_s, cost_s)
+            elif self._decider is not None:
+                self._decider.lost(name, cost_s)
+
+    def _note_order(self, report: ArmReport) -> None:
+        """Keep only arms with which ranks issue the same collectives: ranks that differ then do no harm."""
+        assert self._decider is not None
+        name = report.arm.name
+        if name in self._arms and report.same_order:
+            self._same_order.add(name)
+        elif name in self._arms and report.same_order is False:
+            self._same_order.discard(name)
+            self._decider.cannot_keep(name)
+
+    def news(self) -> Decision | None:
+        """The decision, if it says something else than the last one."""
+        with self._lock:
+            if self._decider is None:
+                return None
+            decision = self._decider.decision()
+            if not decision.is_news(self._said):
+                return None
+            self._said = decision
+            return decision
+
+
+def _skip(reason: str, next_window: int = 0) -> Skip:
+    return Skip(f"no arm is measured: {reason} [OC141]", next_window)
+
+
+def _configured(run: RunInfo) -> tuple[object, ...]:
+    """What must be the same for windows of one start to say something about another."""
+    return run.world_size, run.backend, run.device, run.framework, run.torch_version, run.workload, run.configuration
