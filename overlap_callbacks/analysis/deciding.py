@@ -5,27 +5,25 @@ dropped once its interval says that it is slower, or slower than another, with c
 (``statistics.pool``) and for all arms together (Bonferroni), so looking after each window costs no certainty.
 
 An arm that is known to be faster is the best until another is known to be faster than it. It is checked again at
-growing distances. An effect may change, which intervals over the whole run would notice late: ``_Watch`` does at once.
+growing distances. An effect may change, which intervals over the whole run would notice late: ``Watch`` does at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import permutations
 from typing import NamedTuple
 
-import numpy as np
-
+from overlap_callbacks.analysis.arm_evidence import MOST_APART, ArmEvidence, BestArm, Watch
+from overlap_callbacks.analysis.arms import SEQUENTIAL
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.decision import Decision, LeftOut, Why, Winner
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import Pooling, inverted_change, pool_changes
 
-# Maximum distance between two checks of the best arm, in windows.
-_MOST_APART = 32
+# Maximum distance between two looks at the pace of the job.
+_LOOKS_APART = 4
 # An arm that wins less than this share is not worth finding: it is what windows may cost by default.
 _WORTH = 0.005
 # One step may be long for a reason of its own, such as a compilation: so many are tried before an arm waits for the
@@ -83,13 +81,13 @@ class Decider:
         earlier: Sequence[ArmReport | OverlapReport] = (),
         decided: Decision | None = None,
     ) -> None:
-        self._arms = {arm.name: _Arm(arm) for arm in arms}
+        self._arms = {arm.name: ArmEvidence(arm) for arm in arms}
         self._budget, self._wrong, self._keeps = budget, wrong, keeps
         self._pooling = Pooling(all_looks=True, confidence=1 - wrong / len(arms))
         self._lines = lines or {}
         self._costs = _Costs(budget)
-        self._best: _Held | None = None
-        self._advised: _Held | None = None
+        self._best: BestArm | None = None
+        self._advised: BestArm | None = None
         self._last = 0, 0  # the last window that led to something, and its first step
         self._resume(earlier, decided)
 
@@ -102,19 +100,22 @@ class Decider:
             arm_steps: steps with the arm in a whole window.
         """
         self._costs.at(now_s)
-        if self._costs.awaited(self._arms):
+        for held in self._all_held:
+            held.look(window, now_s)
+        if self._costs.awaited():
             return Choice(reason="the window before it has no result yet")
         due, next_window = self._due(window)
         if not due:
             if next_window:
+                next_window = min(next_window, window + _LOOKS_APART)
                 return Choice(next_window=next_window, reason="the best arm is checked again later")
-            return Choice(next_window=window + _MOST_APART, reason="no arm is left to measure")
+            return Choice(next_window=window + MOST_APART, reason="no arm is left to measure")
         wait_s = self._costs.unpaid_s(0.0)
         if wait_s > 0:
             return Choice(wait_s=wait_s, reason="training pays for earlier windows first")
         waits = []
         for arm in due:
-            cost_s = arm.window_cost_s(arm_steps, self._costs.least_s)
+            cost_s = arm.window_cost_s(arm_steps, self._costs.base_s)
             trial = cost_s is None
             wait_s = 0.0 if cost_s is None else self._costs.unpaid_s(cost_s)
             if wait_s > 0 and not arm.windows and arm.num_trials < _TRIALS:
@@ -122,7 +123,6 @@ class Decider:
             if wait_s <= 0:
                 arm.num_begun += 1
                 self._costs.begin(arm.arm.name, arm.trial_s if trial or cost_s is None else cost_s)
-                self._held_checked(arm, window)
                 return Choice(arm.arm.name, trial=trial)
             waits.append(wait_s)
         return Choice(wait_s=min(waits), reason="training pays for the next window first")
@@ -138,8 +138,10 @@ class Decider:
         if arm is None:
             return
         arm.costs_s.append(max(0.0, cost_s))
+        self._costs.least_s = min(self._costs.least_s, arm.costs_s[-1])
         self._last = report.window, report.first_step
-        self._add(arm, report)
+        if report.complete:  # otherwise training was interrupted, which says nothing of the arm
+            self._add(arm, report)
 
     def record_trial(self, name: str, extra_s: float, cost_s: float) -> None:
         """Note a trial: how much longer than usual its one step took, and what the whole trial cost."""
@@ -156,7 +158,7 @@ class Decider:
     def leave_out(self, name: str, window: int, reason: str) -> None:
         """Measure an arm no longer, because the job cannot have it."""
         self._leave_out(self._arms[name], Why.UNMEASURED, window, reason=reason)
-        self._settle(window)
+        self._settle(self._arms[name], window)
 
     def cannot_keep(self, name: str) -> None:
         """From now on an arm may only be recommended."""
@@ -165,10 +167,15 @@ class Decider:
         if self._best is not None and self._best.arm is arm:
             self._best, self._advised = None, self._best
 
+    @property
+    def kept(self) -> str:
+        """As ``Decision.kept``."""
+        return self._best.arm.arm.name if self._keeps and self._best is not None else ""
+
     def decision(self) -> Decision:
         """What is decided so far."""
         window, first_step = self._last
-        left = [arm for arm in self._arms.values() if arm.left_out is None]
+        left = self._left
         out = [arm.left_out for arm in self._arms.values() if arm.left_out is not None]
         return Decision(
             window=window,
@@ -187,76 +194,66 @@ class Decider:
 
     # -- which arm is next
 
-    def _due(self, window: int) -> tuple[list[_Arm], int]:
+    def _due(self, window: int) -> tuple[list[ArmEvidence], int]:
         """The arms that may be measured now, the first one first; without any, the window from which one may be."""
-        left = [arm for arm in self._arms.values() if arm.left_out is None]
-        others = sorted([arm for arm in left if not self._is_held(arm)], key=lambda arm: arm.num_begun)
-        held = [one for one in (self._best, self._advised) if one is not None]
-        due = [one.arm for one in held if one.is_due(window)]
-        return [*due, *others], min([one.next_window for one in held], default=0)
+        others = sorted([arm for arm in self._left if not self._is_held(arm)], key=lambda arm: arm.num_begun)
+        due = [held.arm for held in self._all_held if held.is_due(window)]
+        return [*due, *others], min([held.next_window for held in self._all_held], default=0)
 
-    def _is_held(self, arm: _Arm) -> bool:
-        return any(one is not None and one.arm is arm for one in (self._best, self._advised))
+    @property
+    def _all_held(self) -> list[BestArm]:
+        return [held for held in (self._best, self._advised) if held is not None]
 
-    def _held_checked(self, arm: _Arm, window: int) -> None:
-        for one in (self._best, self._advised):
-            if one is not None and one.arm is arm:
-                one.checked(window)
+    def _is_held(self, arm: ArmEvidence) -> bool:
+        return any(held.arm is arm for held in self._all_held)
 
     # -- what is known
 
-    def _add(self, arm: _Arm, report: ArmReport | OverlapReport) -> None:
+    def _add(self, arm: ArmEvidence, report: ArmReport | OverlapReport) -> None:
         speedup = _speedup_of(report)
-        if speedup is None or speedup.standard_error is None:
-            arm.in_vain += 1
-            if arm.in_vain >= _IN_VAIN:
-                problem = next(iter(report.problems), "its windows have no speed-up")
-                self._leave_out(arm, Why.UNMEASURED, report.window, reason=problem)
-        else:
-            arm.in_vain = 0
-            arm.windows.append(speedup)
-            arm.pooled = pool_changes(arm.windows, self._pooling)
-            self._watch(arm, speedup, report.window)
-        self._settle(report.window)
+        if arm.add(speedup, self._pooling):
+            self._watch(arm, report.window)
+        elif arm.in_vain >= _IN_VAIN:
+            problem = next(iter(report.problems), "its windows have no speed-up")
+            self._leave_out(arm, Why.UNMEASURED, report.window, reason=problem)
+        self._settle(arm, report.window)
 
-    def _watch(self, arm: _Arm, speedup: Estimate, window: int) -> None:
-        for one in (self._best, self._advised):
-            if one is not None and one.arm is arm and one.watch.has_stopped(speedup):
+    def _watch(self, arm: ArmEvidence, window: int) -> None:
+        for held in [held for held in self._all_held if held.arm is arm]:
+            if held.watch.has_stopped(arm.logs[-1]):
                 self._leave_out(arm, Why.STOPPED, window)
                 self._bring_back(arm)
+            held.checked(window)
 
-    def _settle(self, window: int) -> None:
-        """Leave out arms by what is known now, and choose the best."""
-        left = [arm for arm in self._arms.values() if arm.left_out is None]
-        for arm in left:
-            high = arm.high
-            if high < _WORTH and not self._is_held(arm):
-                self._leave_out(arm, Why.SLOWER if high < 0 else Why.NO_GAIN, window)
-        for arm, other in permutations(left, 2):
-            may_replace = other.may_be_kept or not arm.may_be_kept
-            if arm.left_out is None and other.left_out is None and may_replace and self._is_behind(arm, other):
-                self._leave_out(arm, Why.BEHIND, window, than=other.arm.name)
+    def _settle(self, arm: ArmEvidence, window: int) -> None:
+        """Leave out arms by what is known now that ``arm`` has another window, and choose the best."""
+        if arm.left_out is None and arm.high < _WORTH and not self._is_held(arm):
+            self._leave_out(arm, Why.SLOWER if arm.high < 0 else Why.NO_GAIN, window)
+        for other in self._left:
+            if arm.left_out is None and other is not arm and len(arm.logs) <= len(other.logs):  # a new pair of windows
+                one, ahead = (arm, other) if arm.center < other.center else (other, arm)
+                may_replace = ahead.may_be_kept or not one.may_be_kept
+                if may_replace and one.is_behind(ahead, self._pooling):
+                    self._leave_out(one, Why.BEHIND, window, than=ahead.arm.name)
         self._best = self._held(self._best, window, may_be_kept=True)
         self._advised = self._held(self._advised, window, may_be_kept=False)
         self._end_search(window)
 
-    def _is_behind(self, arm: _Arm, other: _Arm) -> bool:
-        """Whether an arm is slower than another with certainty, by their windows in pairs, one after the other."""
-        pairs = [_difference(*pair) for pair in zip(arm.windows, other.windows, strict=False)]
-        found = pool_changes(pairs, self._pooling)
-        return found is not None and found.ci_high is not None and found.ci_high < 0
+    @property
+    def _left(self) -> list[ArmEvidence]:
+        return [arm for arm in self._arms.values() if arm.left_out is None]
 
-    def _held(self, before: _Held | None, window: int, *, may_be_kept: bool) -> _Held | None:
+    def _held(self, before: BestArm | None, window: int, *, may_be_kept: bool) -> BestArm | None:
         if before is not None and before.arm.left_out is None:
             return before
-        known = [
-            arm for arm in self._arms.values()
-            if arm.left_out is None and arm.may_be_kept is may_be_kept and arm.low > 0
-        ]  # fmt: skip
+        known = [arm for arm in self._left if arm.may_be_kept is may_be_kept and arm.low > 0]
         if not known:
             return None
-        best = max(known, key=lambda arm: arm.value)
-        return _Held(best, window, sum([len(arm.windows) for arm in self._arms.values()]), _Watch.of(best))
+        best = max(known, key=lambda arm: arm.center)
+        watch = Watch.of(best)
+        if any([watch.has_stopped(log) for log in best.logs][-1:]):  # it won at first, and no longer does
+            return None
+        return BestArm(best, window, sum([len(arm.windows) for arm in self._arms.values()]), watch)
 
     def _end_search(self, window: int) -> None:
         """Leave out the arms that are not told apart from the best after as many windows as it took to find that."""
@@ -266,35 +263,38 @@ class Decider:
         self._best.others_before = min(self._best.others_before, num_windows)
         if num_windows - self._best.others_before < self._best.num_windows:
             return
-        for arm in self._arms.values():
-            if arm.left_out is None and not self._is_held(arm):
+        for arm in self._left:
+            if not self._is_held(arm):
                 self._leave_out(arm, Why.NOT_AHEAD, window, than=self._best.arm.arm.name)
 
-    def _leave_out(self, arm: _Arm, why: Why, window: int, *, than: str = "", reason: str = "") -> None:
-        arm.left_out = LeftOut(arm.arm.name, window, why, len(arm.windows), arm.pooled, than, reason)
+    def _leave_out(self, arm: ArmEvidence, why: Why, window: int, *, than: str = "", reason: str = "") -> None:
+        arm.left_out = LeftOut(arm.arm.name, window, why, len(arm.windows), self._pooled(arm), than, reason)
 
-    def _bring_back(self, stopped: _Arm) -> None:
+    def _bring_back(self, stopped: ArmEvidence) -> None:
         """Measure again the arms that were left out only because of one that stopped winning."""
         for arm in self._arms.values():
             if arm.left_out is not None and arm.left_out.than == stopped.arm.name:
                 arm.left_out = None
 
-    def _winner(self, held: _Held | None) -> Winner | None:
-        if held is None or held.arm.pooled is None:
+    def _winner(self, held: BestArm | None) -> Winner | None:
+        speedup = None if held is None else self._pooled(held.arm)
+        if held is None or speedup is None:
             return None
         name = held.arm.arm.name
-        return Winner(name, held.since, len(held.arm.windows), held.arm.pooled, self._lines.get(name, ""))
+        return Winner(
+            name, held.since, len(held.arm.windows), speedup, self._lines.get(name, ""), held.arm.why_not_kept
+        )
+
+    def _pooled(self, arm: ArmEvidence) -> Estimate | None:
+        return pool_changes(arm.windows, self._pooling)
 
     def _resume(self, earlier: Sequence[ArmReport | OverlapReport], decided: Decision | None) -> None:
         before = {} if decided is None else {one.arm: one for one in decided.left_out}
         anew = {name for name, one in before.items() if one.why is Why.STOPPED}
         for report in earlier:
             arm = self._arms.get(_arm_of(report, self._arms))
-            speedup = _speedup_of(report)
-            if arm is None or arm.arm.name in anew or speedup is None or speedup.standard_error is None:
-                continue
-            arm.windows.append(speedup)
-            arm.pooled = pool_changes(arm.windows, self._pooling)
+            if arm is not None and arm.arm.name not in anew:
+                arm.add(_speedup_of(report), self._pooling)
         for name, one in before.items():
             if name in self._arms and name not in anew and one.why is not Why.UNMEASURED and one.than not in anew:
                 self._arms[name].left_out = one
@@ -303,116 +303,11 @@ class Decider:
             arm = None if winner is None else self._arms.get(winner.arm)
             if winner is None or arm is None or not arm.windows:
                 continue
-            held = _Held(arm, winner.window, winner.num_windows, _Watch.of(arm))
+            held = BestArm(arm, winner.window, winner.num_windows, Watch.of(arm))
             if arm.may_be_kept:
                 self._best = held
             else:
                 self._advised = held
-
-
-# -- one arm
-
-
-@dataclass(eq=False)
-class _Arm:
-    """What is known of an arm."""
-
-    arm: ComparedArm
-    windows: list[Estimate] = field(default_factory=list)  # the speed-ups of those that count
-    pooled: Estimate | None = None
-    left_out: LeftOut | None = None
-    extra_s: float | None = None  # by which a step with it takes longer, by its trials
-    trial_s: float = 0.0  # cost of its last trial
-    costs_s: list[float] = field(default_factory=list)  # of its windows
-    num_trials: int = 0
-    num_begun: int = 0
-    in_vain: int = 0
-    is_fixed: bool = False  # it may not be kept, whatever it is
-
-    @property
-    def may_be_kept(self) -> bool:
-        return self.arm.equal_results and not self.arm.sequential and not self.is_fixed
-
-    @property
-    def value(self) -> float:
-        return -1.0 if self.pooled is None else self.pooled.value
-
-    @property
-    def low(self) -> float:
-        return -1.0 if self.pooled is None or self.pooled.ci_low is None else self.pooled.ci_low
-
-    @property
-    def high(self) -> float:
-        return math.inf if self.pooled is None or self.pooled.ci_high is None else self.pooled.ci_high
-
-    def would_show(self) -> float | None:
-        """The least speed-up that its interval would tell from none."""
-        return None if math.isinf(self.high) else (1 + self.high) / (1 + self.value) - 1
-
-    def window_cost_s(self, arm_steps: int, least_s: float) -> float | None:
-        """What a window costs, at the upper end; None if nothing is known of it."""
-        if self.costs_s:
-            return max(self.costs_s[-3:])
-        if self.windows:  # of an earlier start
-            return least_s
-        return None if self.extra_s is None else self.extra_s * arm_steps + least_s
-
-
-@dataclass(eq=False)
-class _Held:
-    """The best arm, and when it is checked again: each distance is twice the one before.
-
-    So if it turned as much slower as it was faster, just after a check, no more is lost until the next one than was
-    won before.
-    """
-
-    arm: _Arm
-    since: int  # window
-    num_windows: int  # of all arms until then
-    watch: _Watch
-    others_before: float = math.inf
-    distance: int = 1
-    next_window: int = 0
-
-    def is_due(self, window: int) -> bool:
-        # A step number that goes back takes window numbers with it.
-        return window >= self.next_window or window < self.next_window - self.distance
-
-    def checked(self, window: int) -> None:
-        self.distance = 1 if self.watch.doubts else min(2 * self.distance, _MOST_APART)
-        self.next_window = window + self.distance
-
-
-@dataclass(eq=False)
-class _Watch:
-    """Notices that an arm stops winning, by Page's cumulative sum of the evidence of its windows.
-
-    ``effect`` and ``error``: of one window while it wins, on the scale of logarithms.
-    """
-
-    effect: float
-    error: float
-    total: float = 0.0
-
-    @classmethod
-    def of(cls, arm: _Arm) -> _Watch:
-        assert arm.pooled is not None
-        error = (arm.pooled.standard_error or 0.0) * math.sqrt(len(arm.windows))
-        return cls(math.log1p(arm.pooled.value), max(error, 1e-6))
-
-    @property
-    def doubts(self) -> bool:
-        return self.total > 0
-
-    def has_stopped(self, speedup: Estimate) -> bool:
-        """Add a window; whether it is now more likely by far that the arm wins nothing."""
-        value = math.log1p(max(speedup.value, -0.999))
-        self.total = max(0.0, self.total + self.effect * (self.effect / 2 - value) / self.error**2)
-        return self.total > _EVIDENCE
-
-
-# Logarithm of the likelihood ratio from which an arm is given up.
-_EVIDENCE = math.log(100)
 
 
 # -- what arms cost
@@ -425,12 +320,16 @@ class _Costs:
         self._budget = budget
         self.spent_s = 0.0
         self.training_s = 0.0
-        self.least_s = 0.0  # cost of the cheapest window
+        self.least_s = math.inf  # cost of the cheapest window
         self._began_s: float | None = None
         self._dearest_s = 0.0
         self._begun: dict[str, float] = {}  # expected costs of those without a result
         self._unheard = 0
-        self._has_window = False
+
+    @property
+    def base_s(self) -> float:
+        """What any window costs, whatever its arm; 0 before the first."""
+        return self.least_s if self.least_s < math.inf else 0.0
 
     def at(self, now_s: float) -> None:
         if self._began_s is None:
@@ -447,7 +346,7 @@ class _Costs:
         self.spent_s += max(0.0, cost_s)
         self._dearest_s = max(self._dearest_s, cost_s)
 
-    def awaited(self, arms: Mapping[str, _Arm]) -> bool:
+    def awaited(self) -> bool:
         """Whether a begun one has no result yet; for a few windows."""
         if not self._begun:
             return False
@@ -467,11 +366,11 @@ class _Costs:
 # -- speed-ups
 
 
-def _arm_of(report: ArmReport | OverlapReport, arms: Mapping[str, _Arm]) -> str:
+def _arm_of(report: ArmReport | OverlapReport, arms: Mapping[str, ArmEvidence]) -> str:
     """The name of a report's arm; a report of overlap is of sequential steps."""
     if isinstance(report, ArmReport):
         return report.arm.name
-    return next((name for name, arm in arms.items() if arm.arm.sequential), "")
+    return SEQUENTIAL.name if SEQUENTIAL.name in arms else ""
 
 
 def _speedup_of(report: ArmReport | OverlapReport) -> Estimate | None:
@@ -482,13 +381,3 @@ def _speedup_of(report: ArmReport | OverlapReport) -> Estimate | None:
         return report.speedup
     found = report.speedup_vs_sequential
     return None if found is None else inverted_change(found)
-
-
-def _difference(of: Estimate, other: Estimate) -> Estimate:
-    """How much faster one arm was than another, each in a window of its own: log(1 + value) is the difference."""
-    errors = np.array([of.standard_error or 0.0, other.standard_error or 0.0]) ** 2
-    degrees = np.array([of.degrees_of_freedom or 1.0, other.degrees_of_freedom or 1.0])
-    error = errors.sum()
-    freedom = error**2 / (errors**2 / degrees).sum() if error > 0 else float(degrees.sum())
-    value = (1 + of.value) / (1 + other.value) - 1
-    return Estimate(value, None, None, of.num_steps + other.num_steps, 1, math.sqrt(error), float(freedom))

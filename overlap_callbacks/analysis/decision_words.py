@@ -22,10 +22,12 @@ def decision_in_words(decision: Decision) -> str:
     if advised is not None and (best is None or advised.speedup.value > best.speedup.value):
         said.append(_winner_in_words(advised, kept=False))
     if not said and decision.left:
-        said = [f"none is known to be faster than the job as configured; still measured: {listed(decision.left)}"]
+        shows = [decision.would_show[arm] for arm in decision.left if arm in decision.would_show]
+        know = f", where {PLAIN.percent(max(shows))} would show" if len(shows) == len(decision.left) else ""
+        said = [f"none is known to be faster than the job as configured{know}; still measured: {listed(decision.left)}"]
     elif not said:
         said = ["none is faster than the job as configured"]
-    out = [f"{one.arm} ({_left_out_in_words(one)})" for one in decision.left_out]
+    out = [f"{one.arm} ({why_in_words(one)})" for one in decision.left_out]
     if out:
         said.append(f"no longer measured: {listed(out)}")
     return "; ".join(said)
@@ -33,6 +35,8 @@ def decision_in_words(decision: Decision) -> str:
 
 def _winner_in_words(winner: Winner, *, kept: bool) -> str:
     what = "is turned on between windows" if kept else "is recommended"
+    if winner.caution:
+        what = f"is only recommended ({winner.caution})"
     line = f"; to have it in all steps: {winner.line}" if winner.line else ""
     decimals = change_decimals(winner.speedup)
     value = PLAIN.percent(winner.speedup.value, signed=True, decimals=decimals)
@@ -41,5 +45,6 @@ def _winner_in_words(winner: Winner, *, kept: bool) -> str:
     return f"{winner.arm} {what}, with a speed-up of {value}{certain} over {count(winner.num_windows, 'window')}{line}"
 
 
-def _left_out_in_words(one: LeftOut) -> str:
+def why_in_words(one: LeftOut) -> str:
+    """Why an arm is no longer measured."""
     return _WHY[one.why].format(than=one.than, reason=one.reason)

@@ -11,10 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.results.decision import Decision, LeftOut, Why, Winner
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import Pooling
 from overlap_callbacks.cli import main
 from overlap_callbacks.report import page
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.arms import arms
+from overlap_callbacks.report.views.elements import Table
 from overlap_callbacks.sinks import JsonlSink
 from tests.report.arm_runs import arm_window
 from tests.report.runs import run_info, window
@@ -100,3 +104,25 @@ def test_a_run_without_arms_says_nothing_of_them(tmp_path: Path) -> None:
     sink.close()
     assert "What would a switch change?" not in CliRunner().invoke(main, ["show", str(tmp_path), "--all"]).output
     assert "What would a switch change?" not in page([read(tmp_path)])
+
+
+def test_a_decision_is_read_back_and_shown_with_the_arms_that_are_left_out(tmp_path: Path) -> None:
+    speedup = Estimate(0.048, 0.031, 0.066, 384, 24)
+    decision = Decision(
+        window=4, first_step=2000, keeps=True, wrong=0.05, budget=0.005, cost_s=1.0, training_s=400.0,
+        best=Winner("prefetch_2_2", 4, 24, speedup, "turn_on()"), left=("prefetch_2_2",),
+        left_out=(LeftOut("no_reshard", 3, Why.BEHIND, 5, speedup, "prefetch_2_2"),),
+    )  # fmt: skip
+    record_of(tmp_path)
+    sink = JsonlSink(tmp_path)
+    sink.open(run_info())
+    sink.log_arm(arm_window(2))
+    sink.decision(decision)
+    sink.close()
+    record = read(tmp_path)
+    assert record.decision == decision
+    (section,) = arms(record)
+    assert "prefetch_2_2 is turned on between windows" in section.answer
+    assert "turn_on()" in section.answer
+    (table,) = [block for block in section.blocks if isinstance(block, Table) and block.title == "No longer measured"]
+    assert [cell.text for cell in table.rows[0]][:2] == ["no_reshard", "slower than prefetch_2_2"]

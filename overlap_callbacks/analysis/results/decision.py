@@ -46,6 +46,7 @@ class Winner(msgspec.Struct, frozen=True, omit_defaults=True):
         window: after which it was chosen.
         speedup: by its windows so far; its interval holds at all looks, and for all arms together.
         line: what to put into the job to have it for good; empty if the arm does not say.
+        caution: why it may only be recommended, in words; empty if it may be kept.
     """
 
     arm: str
@@ -53,6 +54,7 @@ class Winner(msgspec.Struct, frozen=True, omit_defaults=True):
     num_windows: int
     speedup: Estimate
     line: str = ""
+    caution: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -125,12 +125,9 @@ class Deciding:
         with self._lock:
             if self._decider is None:
                 return
-            if report.complete:
-                if isinstance(report, ArmReport):
-                    self._note_order(report)
-                self._decider.record(report, cost_s)
-            else:
-                self._decider.lost(report.arm.name if isinstance(report, ArmReport) else "", cost_s)
+            if report.complete and isinstance(report, ArmReport):
+                self._note_order(report)
+            self._decider.record(report, cost_s)
 
     def record_trial(self, name: str, extra_s: float | None, cost_s: float) -> None:
         """Note by how much the one step of a trial was longer than usual (None: not known), and what it is charged."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.decision_words import decision_in_words
+from overlap_callbacks.analysis.decision_words import decision_in_words, why_in_words
 from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_sentence, page_text
+from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Column, Note, Section, Table, table_of
@@ -17,7 +18,7 @@ def arms(record: Record) -> list[Section]:
     rows = arm_summaries(record.summary, record.arms)
     if not rows:
         return []
-    blocks: list[Block] = [_table(rows), *_further(rows)]
+    blocks: list[Block] = [_table(rows), *_left_out(record.decision), *_further(rows)]
     blocks += [
         Note(f"{row.arm.name} changes results: losses and weights are not those of the job without it.", warning=True)
         for row in rows
@@ -54,6 +55,24 @@ def _table(rows: list[ArmSummary]) -> Table:
         caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins. "
         "Intervals hold at all looks, and for all arms together.",
     )
+
+
+def _left_out(decision: Decision | None) -> list[Table]:
+    """The arms that a job which decides no longer measures, and why."""
+    if decision is None or not decision.left_out:
+        return []
+    return [
+        table_of(
+            "No longer measured",
+            decision.left_out,
+            Column("~arm", lambda one: one.arm),
+            Column("*", why_in_words),
+            Column("speed-up then", lambda one: one.speedup, "change"),
+            Column("95% interval", lambda one: _interval(one.speedup)),
+            Column("by windows", lambda one: one.num_windows, "whole"),
+            Column("since window", lambda one: one.window, "whole"),
+        )
+    ]
 
 
 def _interval(speedup: Estimate | None) -> Cell:

@@ -1,0 +1,279 @@
+"""Does a job that decides about arms keep the right one, at what cost? Windows are drawn again, and the truth is known.
+
+    python benchmarks/deciding.py [--runs 1000] [--json benchmarks/results/deciding.json]
+    python benchmarks/deciding.py --only "nothing differs, recorded" --runs 100
+
+A replay is a job of ``SLOTS`` possible windows, one every 500 steps of 0.1 s. ``Decider`` says what each measures. What
+a window of an arm says is the arm's true effect at that time plus the error of a window, drawn from:
+
+- recorded: the 800 windows of ``results/arms-cpu.json``, of running jobs on two Gloo ranks whose truth was measured;
+- drift, stalls, varying: step times through the library's own arithmetic, as in ``intervals.py``;
+- rhythm: the same, with every k-th step 50 % longer, which windows know in half of the jobs.
+
+An arm that is kept makes the steps between windows faster or slower by its effect at that time. ``wrong`` counts the
+jobs in which, at some time, an arm is chosen that is slower than the job as configured when it is chosen. If an effect
+changes, ``kept on``: those in which, ``PATIENCE`` windows later, it is kept although it is slower. ``lost``: jobs that
+took longer than without the library by more than the budget and the dearest window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import intervals
+from overlap_callbacks.analysis.deciding import Choice, Decider
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.decision import Why
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.window import Rhythm
+from overlap_callbacks.analysis.statistics import t_quantile
+from overlap_callbacks.monitor.schedule import Part, Schedule
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SLOTS, STEP_S, EVERY_N_STEPS, ARM_STEPS = 160, 0.1, 500, 32
+WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, and how well that is known
+BUDGET, WRONG = 0.005, 0.05
+PATIENCE = 64
+# Degrees of freedom of a recorded window's own error: 16 blocks, less a trend and the modes.
+_RECORDED_DEGREES = 11.0
+
+Floats = intervals.Floats
+Effects = Mapping[str, Callable[[int], float]]  # speed-up of each arm, by window
+
+
+class Errors(NamedTuple):
+    """Errors of windows, on the scale of logarithms: their values, and what each says of them. Shapes (n,)."""
+
+    value: Floats
+    error: Floats
+    degrees: Floats
+
+
+def recorded() -> Errors:
+    """Of the windows of ``arms-cpu.json``: each job's about its mean."""
+    parts = []
+    for run in json.loads((RESULTS / "arms-cpu.json").read_text())["runs"]:
+        low, value, high = np.log1p(np.array(run["windows"]).T)
+        error = (high - low) / 2 / t_quantile(_RECORDED_DEGREES)
+        parts.append((value - value.mean(), error, np.full(len(value), _RECORDED_DEGREES)))
+    return Errors(*np.concatenate(parts, axis=1))
+
+
+def simulated(rng: np.random.Generator, noise: str, number: int) -> Errors:
+    """Of step times with one of the noises of ``intervals.py``; ``rhythm`` for one that windows do not know."""
+    if noise.startswith("rhythm"):
+        found = _with_rhythms(rng, number, known=noise == "rhythm")
+    else:
+        found = intervals.simulated(rng, noise, 4, number)
+    # Windows are of sequential steps; which way round makes no difference to errors.
+    return Errors(np.log1p(found.value) - intervals.EFFECT, found.error, found.degrees)
+
+
+def _with_rhythms(rng: np.random.Generator, number: int, *, known: bool) -> intervals.Windows:
+    schedule = Schedule()
+    parts = [schedule.part(Part.TIMED, swapped=swapped) for swapped in (False, True)]
+    found = []
+    for place in range(number):
+        part, rhythm = parts[place % 2], Rhythm(int(rng.integers(3, 24)), int(rng.integers(24)), 50.0, 100.0)
+        first, offsets = int(rng.integers(1000)), np.arange(len(part))
+        logs = rng.normal(0, 0.01, len(part)) + intervals.LONGER * rhythm.hits(first + offsets)
+        told = (rhythm,) if known else ()
+        part = part if known else intervals._without_stalls(part, logs, first, told)
+        found.append(intervals._window(part, logs, intervals.EFFECT, first, told))
+    return intervals._measured(iter(found), np.full(number, intervals.EFFECT))
+
+
+# -- the arms
+
+
+def _always(**effects: float) -> Effects:
+    return {name: (lambda _, effect=effect: effect) for name, effect in effects.items()}
+
+
+def _changing(before: float, after: float, at: int = 80) -> Callable[[int], float]:
+    return lambda window: before if window < at else after
+
+
+FOUR = _always(faster=0.05, same=0.0, slower=-0.05, slow=-0.20)
+SCENARIOS: dict[str, Effects] = {
+    "four arms": FOUR,
+    "two are faster": _always(faster=0.05, fast=0.02, slower=-0.05, slow=-0.20),
+    "nothing differs": _always(a=0.0, b=0.0, c=0.0, d=0.0),
+    "all are slower": _always(a=-0.01, b=-0.02, c=-0.05, d=-0.20),
+    "stops winning": {**FOUR, "faster": _changing(0.05, 0.0)},
+    "turns slower": {**FOUR, "faster": _changing(0.05, -0.05)},
+    "turns slower at once": {**FOUR, "faster": _changing(0.05, -0.05, at=20)},
+    "turns slow": {**FOUR, "faster": _changing(0.05, -0.30)},
+    "wins less": {**FOUR, "faster": _changing(0.08, 0.03)},
+    "turns faster": {**FOUR, "same": _changing(0.0, 0.10)},
+}
+NOISES = ("recorded", "drift", "rhythm", "rhythm unknown", "rare stalls")
+# Every scenario with recorded windows; these with all noises.
+WITH_ALL = ("four arms", "nothing differs")
+
+
+class Replay(NamedTuple):
+    """One job.
+
+    Attributes:
+        chosen: arms in the order in which they were chosen, with the slot and the effect then.
+        kept: at the end.
+        kept_slots: effects of the kept arm in each slot; 0 for the user's own setting.
+        given_up: slots in which an arm was given up.
+        over_s: the most by which the cost exceeded the budget, less the dearest window.
+        cost_s, won_s: of all windows, and training time won in all, that cost included.
+    """
+
+    chosen: list[tuple[str, int, float]]
+    kept: str
+    kept_slots: list[float]
+    given_up: list[int]
+    over_s: float
+    cost_s: float
+    won_s: float
+    windows: int
+
+
+def replay(rng: np.random.Generator, effects: Effects, errors: Errors, slots: int = SLOTS) -> Replay:
+    """Run one job."""
+    arms = {name: ComparedArm(name, equal_results=True) for name in effects}
+    decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True)
+    drawn = rng.integers(0, len(errors.value), slots)
+    now_s = own_s = cost_s = dearest_s = 0.0
+    over_s, kept, windows, next_window = -math.inf, "", 0, 0
+    chosen: list[tuple[str, int, float]] = []
+    kept_slots, given_up = [], []
+    for slot in range(slots):
+        choice = decider.choose(slot, now_s, ARM_STEPS) if slot >= next_window else Choice()
+        next_window = max(next_window, choice.next_window)
+        if choice.arm:
+            log_effect = math.log1p(effects[choice.arm](slot))
+            extra_s = STEP_S * math.expm1(-log_effect)
+            true_s = extra_s if choice.trial else WINDOW_S + ARM_STEPS * extra_s
+            cost_s += true_s
+            dearest_s = max(dearest_s, true_s)
+            charged_s = true_s + COST_ERROR_S * (1 + rng.normal())
+            if choice.trial:
+                decider.record_trial(choice.arm, extra_s + 0.02 * STEP_S * rng.normal(), charged_s)
+            else:
+                windows += 1
+                value = log_effect + errors.value[drawn[slot]]
+                decider.record(
+                    _report(arms[choice.arm], slot, value, errors.error[drawn[slot]], errors.degrees[drawn[slot]]),
+                    charged_s,
+                )
+            now_s += true_s
+            over_s = max(over_s, cost_s - BUDGET * now_s - dearest_s)
+        if decider.kept != kept:
+            left_out = decider.decision().left_out
+            if kept and any(one.arm == kept and one.why is Why.STOPPED for one in left_out):
+                given_up.append(slot)
+            kept = decider.kept
+            if kept:
+                chosen.append((kept, slot, effects[kept](slot)))
+        effect = effects[kept](slot) if kept else 0.0
+        kept_slots.append(effect)
+        own_s += EVERY_N_STEPS * STEP_S
+        now_s += EVERY_N_STEPS * STEP_S / (1 + effect)
+    return Replay(chosen, kept, kept_slots, given_up, over_s, cost_s, own_s - now_s, windows)
+
+
+def _report(arm: ComparedArm, window: int, log_speedup: float, error: float, degrees: float) -> ArmReport:
+    half = error * t_quantile(degrees)
+    value, low, high = (math.expm1(log_speedup + by) for by in (0.0, -half, half))
+    return ArmReport(
+        arm=arm, num_ranks=2, window=window, first_step=EVERY_N_STEPS * window, num_steps=48, complete=True,
+        control=False, world_size=2, backend="gloo", device="cpu", valid=True, problems=(),
+        speedup=Estimate(value, low, high, 32, 16, error, degrees),
+    )  # fmt: skip
+
+
+def judged(replays: list[Replay], effects: Effects) -> dict[str, Any]:
+    """What became of the jobs of a scenario."""
+    at_end = {name: effect(SLOTS - 1) for name, effect in effects.items()}
+    best = max(at_end, key=lambda name: at_end[name])
+    changes = [slot for slot in range(1, SLOTS) if any(of(slot) != of(slot - 1) for of in effects.values())]
+    number = len(replays)
+    first = sorted(job.chosen[0][1] for job in replays if job.chosen)
+    found: dict[str, Any] = {
+        "jobs": number,
+        "wrong": sum(any(effect < 0 for _, _, effect in job.chosen) for job in replays) / number,
+        "kept_nothing_ever": sum(not job.chosen for job in replays) / number,
+        "kept_at_end": {
+            name: share for name in ("", *effects) if (share := sum(job.kept == name for job in replays) / number)
+        },
+        "best": best if at_end[best] > 0 else "",
+        "chosen_after_slots": _quantiles(first),
+        "given_up": sum(bool(job.given_up) for job in replays) / number,
+        "cost_of_training": _quantiles([job.cost_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
+        "over_budget_s": max(job.over_s for job in replays),
+        "lost": sum(job.won_s < -BUDGET * SLOTS * EVERY_N_STEPS * STEP_S for job in replays) / number,
+        "won_of_training": _quantiles([job.won_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
+        "windows": _quantiles([job.windows for job in replays]),
+    }
+    if changes:
+        late = [job.kept_slots[changes[0] + PATIENCE] < 0 for job in replays]
+        found["kept_on"] = sum(late) / number
+        if changes[0] > 0:
+            slower = [sum(effect < 0 for effect in job.kept_slots[changes[0] :]) for job in replays]
+            found["slots_slower_after_change"] = _quantiles(slower)
+            before = [any(slot < changes[0] for slot in job.given_up) for job in replays]
+            found["given_up_before"] = sum(before) / number
+    return found
+
+
+def _quantiles(values: list[Any]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {
+        name: round(float(np.quantile(values, share)), 4)
+        for name, share in (("5%", 0.05), ("median", 0.5), ("95%", 0.95))
+    }
+
+
+def measure(number: int, only: list[str] | None, found: dict[str, Any]) -> Iterator[str]:
+    """Replay ``number`` jobs of each scenario that is not ``found``; ``only`` some, by name. Yields each when found."""
+    rng = np.random.default_rng(36)
+    for noise in NOISES:
+        rows = [name for name in SCENARIOS if noise == "recorded" or name in WITH_ALL]
+        rows = [name for name in rows if only is None or f"{name}, {noise}" in only]
+        rows = [name for name in rows if f"{name}, {noise}" not in found]
+        errors = None
+        for name in rows:
+            if errors is None:
+                errors = recorded() if noise == "recorded" else simulated(rng, noise, 400)
+            jobs = [replay(np.random.default_rng([36, job]), SCENARIOS[name], errors) for job in range(number)]
+            found[f"{name}, {noise}"] = judged(jobs, SCENARIOS[name])
+            yield f"{name}, {noise}"
+
+
+def main() -> None:
+    """Replay, print the table, and write it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--only", nargs="+", help="rows, by name")
+    parser.add_argument("--json", type=Path, help="write the table to this file too, row by row; rows in it stay")
+    arguments = parser.parse_args()
+    file = arguments.json
+    found = json.loads(file.read_text())["jobs"] if file and file.exists() else {}
+    about = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "numpy": np.__version__}
+    for name in measure(arguments.runs, arguments.only, found):
+        print(f"{name}: {found[name]}", flush=True)
+        if file:
+            file.write_text(json.dumps({**about, "jobs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
