@@ -7,13 +7,14 @@ A replay is a job of ``SLOTS`` possible windows, one every 500 steps of 0.1 s. `
 a window of an arm says is the arm's true effect at that time plus the error of a window, drawn from:
 
 - recorded: the 800 windows of ``results/arms-cpu.json``, of running jobs on two Gloo ranks whose truth was measured;
-- drift, stalls, varying: step times through the library's own arithmetic, as in ``intervals.py``;
-- rhythm: the same, with every k-th step 50 % longer, which windows know in half of the jobs.
+- effect varies, drift, rare stalls: step times through the library's own arithmetic, as in ``intervals.py``;
+- rhythm, rhythm unknown: the same, with every k-th step 50 % longer, which windows know or do not.
 
-An arm that is kept makes the steps between windows faster or slower by its effect at that time. ``wrong`` counts the
-jobs in which, at some time, an arm is chosen that is slower than the job as configured when it is chosen. If an effect
-changes, ``kept on``: those in which, ``PATIENCE`` windows later, it is kept although it is slower. ``lost``: jobs that
-took longer than without the library by more than the budget and the dearest window.
+An arm that is kept makes the steps between windows faster or slower by its effect at that time. ``wrong`` is the share
+of jobs that at some time choose an arm that is then slower than the job as configured; ``kept_on``, of those that keep
+it ``PATIENCE`` windows after it turned slower; ``lost``, of those that took longer than without the library by more
+than the budget. ``over_budget_s`` is the most, over all jobs, by which the cost exceeded the budget and the dearest
+window.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ SCENARIOS: dict[str, Effects] = {
     "wins less": {**FOUR, "faster": _changing(0.08, 0.03)},
     "turns faster": {**FOUR, "same": _changing(0.0, 0.10)},
 }
-NOISES = ("recorded", "drift", "rhythm", "rhythm unknown", "rare stalls")
+NOISES = ("recorded", "effect varies", "drift", "rhythm", "rhythm unknown", "rare stalls")
 # Every scenario with recorded windows; these with all noises.
-WITH_ALL = ("four arms", "nothing differs")
+WITH_ALL = ("four arms", "nothing differs", "turns slower")
 
 
 class Replay(NamedTuple):

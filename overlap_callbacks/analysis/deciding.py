@@ -24,6 +24,9 @@ from overlap_callbacks.analysis.statistics import Pooling, inverted_change, pool
 
 # Maximum distance between two looks at the pace of the job.
 _LOOKS_APART = 4
+# Fewer windows do not show how much an effect varies from window to window; only an arm that is slower is dropped by
+# fewer. By ``benchmarks/deciding.py``, where it varies by 2 %.
+_LEAST_WINDOWS, _LEAST_PAIRS = 6, 4
 # An arm that wins less than this share is not worth finding: it is what windows may cost by default.
 _WORTH = 0.005
 # One step may be long for a reason of its own, such as a compilation: so many are tried before an arm waits for the
@@ -227,13 +230,16 @@ class Decider:
 
     def _settle(self, arm: ArmEvidence, window: int) -> None:
         """Leave out arms by what is known now that ``arm`` has another window, and choose the best."""
-        if arm.left_out is None and arm.high < _WORTH and not self._is_held(arm):
-            self._leave_out(arm, Why.SLOWER if arm.high < 0 else Why.NO_GAIN, window)
+        if arm.left_out is None and not self._is_held(arm):
+            if arm.high < 0:
+                self._leave_out(arm, Why.SLOWER, window)
+            elif arm.high < _WORTH and len(arm.logs) >= _LEAST_WINDOWS:
+                self._leave_out(arm, Why.NO_GAIN, window)
         for other in self._left:
             if arm.left_out is None and other is not arm and len(arm.logs) <= len(other.logs):  # a new pair of windows
                 one, ahead = (arm, other) if arm.center < other.center else (other, arm)
                 may_replace = ahead.may_be_kept or not one.may_be_kept
-                if may_replace and one.is_behind(ahead, self._pooling):
+                if may_replace and len(arm.logs) >= _LEAST_PAIRS and one.is_behind(ahead, self._pooling):
                     self._leave_out(one, Why.BEHIND, window, than=ahead.arm.name)
         self._best = self._held(self._best, window, may_be_kept=True)
         self._advised = self._held(self._advised, window, may_be_kept=False)
@@ -246,7 +252,8 @@ class Decider:
     def _held(self, before: BestArm | None, window: int, *, may_be_kept: bool) -> BestArm | None:
         if before is not None and before.arm.left_out is None:
             return before
-        known = [arm for arm in self._left if arm.may_be_kept is may_be_kept and arm.low > 0]
+        left = [arm for arm in self._left if arm.may_be_kept is may_be_kept]
+        known = [arm for arm in left if arm.low > 0 and len(arm.logs) >= _LEAST_WINDOWS]
         if not known:
             return None
         best = max(known, key=lambda arm: arm.center)

@@ -208,6 +208,17 @@ def test_a_job_that_slows_down_is_checked_at_once() -> None:
     assert looks[-1] == "fast"
 
 
+def test_few_windows_do_not_choose_an_arm_however_certain_each_seems() -> None:
+    # Each window is certain to 0.1 %, but the effect varies by more from window to window.
+    decider = decider_of("varies")
+    exact = Estimate(math.expm1(0.03), None, None, 16, 8, 0.001, DEGREES)
+    for window in range(5):
+        decider.record(report("varies", window, 0.0, speedup=exact), COST_S)
+        assert decider.kept == ""
+    decider.record(report("varies", 5, 0.0, speedup=exact), COST_S)
+    assert decider.kept == "varies"
+
+
 def test_with_no_difference_nothing_is_decided_and_it_is_told_what_would_show() -> None:
     decider = decider_of("a", "b")
     run(decider, {"a": 0.0, "b": 0.0}, range(60))
