@@ -45,6 +45,7 @@ from overlap_callbacks.monitor.schedule import Part, Schedule
 RESULTS = Path(__file__).resolve().parent / "results"
 SLOTS, STEP_S, EVERY_N_STEPS, ARM_STEPS = 160, 0.1, 500, 32
 WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, and how well that is known
+PACE_ERROR = 0.02  # by how much the time from window to window varies
 BUDGET, WRONG = 0.005, 0.05
 PATIENCE = 64
 # Degrees of freedom of a recorded window's own error: 16 blocks, less a trend and the modes.
@@ -186,8 +187,9 @@ def replay(rng: np.random.Generator, effects: Effects, errors: Errors, slots: in
                 chosen.append((kept, slot, effects[kept](slot)))
         effect = effects[kept](slot) if kept else 0.0
         kept_slots.append(effect)
-        own_s += EVERY_N_STEPS * STEP_S
-        now_s += EVERY_N_STEPS * STEP_S / (1 + effect)
+        slot_s = EVERY_N_STEPS * STEP_S * math.exp(PACE_ERROR * rng.normal())
+        own_s += slot_s
+        now_s += slot_s / (1 + effect)
     return Replay(chosen, kept, kept_slots, given_up, over_s, cost_s, own_s - now_s, windows)
 
 
