@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.instruments import device
 
@@ -29,7 +27,7 @@ class GraphReplays:
         """The optimizer's step is being captured."""
         if self._undo is None and self._monitor.in_window:
             self._steps_left, self._thread = self._monitor.steps_left, threading.get_ident()
-            self._undo = wrap(torch.cuda.CUDAGraph, "replay", self._replay)
+            self._undo = wrap(device.graph_type(), "replay", self._replay)
 
     def stop(self) -> None:
         undo, self._undo = self._undo, None

@@ -170,10 +170,13 @@ class Gate:
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
             raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside [OC126]")
         dispatcher.install()  # torch.compile may have come into use since the last step
-        self._reset_step(expected or ExpectedSequence())
+        expected = expected or ExpectedSequence()
+        self._reset_step(expected)
         self._accelerator = device.accelerator()
         others = itertools.chain.from_iterable(self.side_streams)
-        valve = self._streams.open(compute_stream, self._released) if sequential else None
+        # A single communicator enforces one order on all ranks: none can wait for another in vain.
+        can_deadlock = sequential and expected.single_group is None
+        valve = self._streams.open(compute_stream, self._released) if can_deadlock else None
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
         self._watching, self._suspended = watch, False
         self._step_thread = get_ident()

@@ -141,7 +141,7 @@ class StreamSerialiser(Serialiser):
 
         # The work's own wait would free tensors for the issuing stream, which the host may let go on before the end.
         def make_wait(later: Any) -> None:
-            with torch.cuda.stream(later):
+            with device.on_stream(later):
                 future.wait()
 
         self._order(make_wait, [issuing], what)

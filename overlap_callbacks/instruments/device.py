@@ -16,7 +16,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from overlap_callbacks.analysis.memory import AllocatorReading
 Stream = torch.Stream
 Event = torch.Event
 
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: the default stream does not wait for it
 _THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCaptureModeThreadLocal
 
 
@@ -139,16 +140,20 @@ def _leave_captures_alone() -> None:
     try:
         if torch.version.hip is not None:
             major = torch.version.hip.split(".")[0]
-            exchange = loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
+            exchange = _loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
         else:
-            major = str(torch.version.cuda).split(".")[0]
-            exchange = loaded(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
+            exchange = _runtime().cudaThreadExchangeStreamCaptureMode
         exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL_CAPTURE)))
     except (OSError, AttributeError):
         return  # this build of torch lacks the library: keep the default
 
 
-def loaded(*names: str) -> ctypes.CDLL:
+def _runtime() -> ctypes.CDLL:
+    """CUDA's."""
+    return _loaded(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
+
+
+def _loaded(*names: str) -> ctypes.CDLL:
     """A library that torch has already loaded, by any of its names; raises OSError if none is.
 
     It never loads a second copy, such as that of the system's ROCm.
@@ -157,6 +162,52 @@ def loaded(*names: str) -> ctypes.CDLL:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return ctypes.CDLL(names[-1], mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+# -- an order of streams that the host can end: ``valve.py``
+
+_forever: list[torch.Tensor] = []  # streams that wait for them may outlive all else
+
+
+class HostOrdered(NamedTuple):
+    """A stream that nobody else uses, a zero of the host that the device can reach, and the driver's functions."""
+
+    stream: Any
+    memory: torch.Tensor
+    write: Callable[..., int]
+    wait: Callable[..., int]
+
+
+def can_be_host_ordered(stream: Stream | None) -> TypeGuard[Stream]:
+    return isinstance(stream, torch.cuda.Stream) and torch.version.cuda is not None
+
+
+def host_ordered(index: int) -> HostOrdered:
+    """What the host needs to order streams of a device. Raises OSError, AttributeError or RuntimeError if it cannot."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    write, wait = driver.cuStreamWriteValue32_v2, driver.cuStreamWaitValue32_v2
+    for function in (write, wait):
+        function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    # Streams of torch's are shared: if another owner's waited with this one, the host could not free it.
+    create, handle = _runtime().cudaStreamCreateWithFlags, ctypes.c_void_p()
+    with torch.cuda.device(index):
+        if create(ctypes.byref(handle), _NON_BLOCKING):
+            raise RuntimeError("no stream could be made")
+        stream = torch.cuda.ExternalStream(handle.value, index)  # type: ignore[no-untyped-call, unused-ignore]
+        memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    _forever.append(memory)
+    return HostOrdered(stream, memory, write, wait)
+
+
+def on_stream(stream: Stream) -> contextlib.AbstractContextManager[Any]:
+    """What this thread asks of a device goes onto this stream."""
+    context: contextlib.AbstractContextManager[Any] = _module(stream.device.type).stream(stream)
+    return context
+
+
+def graph_type() -> Any:
+    """The type of captured graphs."""
+    return torch.cuda.CUDAGraph
 
 
 # -- device properties

@@ -23,14 +23,12 @@ import torch
 from overlap_callbacks._log import logger
 from overlap_callbacks.instruments import device
 
-_NON_BLOCKING = 1  # cudaStreamNonBlocking: the default stream does not wait for it
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ; compares modulo 2**32
 _FAR_AHEAD = 2**30
 _MASK = 2**32 - 1
 _POLL_S = 0.05
 # Longest time in which numbers that the device writes late are raised again.
 _GIVE_UP_S = 600.0
-_forever: list[torch.Tensor] = []
 
 
 class Valve:
@@ -137,34 +135,13 @@ class Valve:
 @functools.cache
 def _made(index: int) -> Valve | None:
     """The valve of a device of NVIDIA's; None if its driver or this build of torch lacks what it needs."""
-    if torch.version.cuda is None:
-        return None
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        runtime = device.loaded(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
-        write, wait = driver.cuStreamWriteValue32_v2, driver.cuStreamWaitValue32_v2
-        for function in (write, wait):
-            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-        # Streams of torch's are shared: if another owner's waited with this one, the host could not free it.
-        handle = ctypes.c_void_p()
-        with torch.cuda.device(index):
-            if runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING):
-                return None
-            stream = torch.cuda.ExternalStream(handle.value, index)  # type: ignore[no-untyped-call, unused-ignore]
-            return Valve(stream, _memory(), write, wait)
+        return Valve(*device.host_ordered(index))
     except (OSError, AttributeError, RuntimeError):
         logger.debug("no valve", exc_info=True)
         return None
 
 
-def _memory() -> torch.Tensor:
-    memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    _forever.append(memory)  # streams that wait may outlive all else
-    return memory
-
-
-def valve_of(stream: Any) -> Valve | None:
+def valve_of(stream: device.Stream | None) -> Valve | None:
     """The valve of a stream's device; None if it can have none."""
-    if not isinstance(stream, torch.cuda.Stream):
-        return None
-    return _made(stream.device.index)
+    return _made(stream.device.index) if device.can_be_host_ordered(stream) else None

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, is_answered, quick_schedule
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import Notices
+from overlap_callbacks.monitor.schedule import Schedule
 
 if TYPE_CHECKING:
     from overlap_callbacks.monitor.monitor import OverlapMonitor
@@ -81,3 +84,11 @@ def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: 
         except Exception as error:  # it costs no more than these words
             logger.debug("the destination of %s", type(sink).__name__, exc_info=error)
     return "; ".join(filter(None, said))
+
+
+def announce_limits(schedule: Schedule, notices: Notices) -> None:
+    """Log which figures a schedule is too short for."""
+    if schedule.timed_blocks // 2 < MIN_BLOCKS:
+        notices.info("fewer than 4 blocks of each mode: there will be no confidence intervals [OC114]")
+    elif 0 < schedule.profiled_steps < MIN_BLOCKS:
+        notices.info("profiled_steps below 4: figures of kernels will have no confidence intervals [OC115]")

@@ -14,11 +14,10 @@ import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
-from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.gate.arms import BaseArm, Keep, Offers, OverlapSwitch, Switch
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.instruments.device import Stream
-from overlap_callbacks.monitor.attaching import attach_line, close_others, started
+from overlap_callbacks.monitor.attaching import announce_limits, attach_line, close_others, started
 from overlap_callbacks.monitor.background.roll_call import has_others
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import (
@@ -30,7 +29,7 @@ from overlap_callbacks.monitor.config import (
     switched_off_by,
 )
 from overlap_callbacks.monitor.driver import StepDriver
-from overlap_callbacks.monitor.faults import MisuseError, Notices
+from overlap_callbacks.monitor.faults import MisuseError
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.timing import TimingRunner
@@ -322,7 +321,7 @@ class OverlapMonitor(AdapterApi):
             driver.notices.warn_once("environment", f"measuring is switched off, training goes on: {problem} [OC104]")
             driver.stop()
         elif timing is None:
-            _announce_limits(config.schedule, driver.notices)
+            announce_limits(config.schedule, driver.notices)
 
     # -- steps
 
@@ -494,14 +493,6 @@ class _StepContext:
             monitor.step_end(self.number)
         else:
             monitor.abort_step()
-
-
-def _announce_limits(schedule: Schedule, notices: Notices) -> None:
-    """Log which figures a schedule is too short for."""
-    if schedule.timed_blocks // 2 < MIN_BLOCKS:
-        notices.info("fewer than 4 blocks of each mode: there will be no confidence intervals [OC114]")
-    elif 0 < schedule.profiled_steps < MIN_BLOCKS:
-        notices.info("profiled_steps below 4: figures of kernels will have no confidence intervals [OC115]")
 
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:

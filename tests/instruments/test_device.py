@@ -127,7 +127,7 @@ def test_importing_the_library_asks_no_device() -> None:
 
 
 def test_a_library_is_taken_only_if_torch_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.loaded("no_such_library.so", "libc.so.6").getpid() == os.getpid()
+    assert device._loaded("no_such_library.so", "libc.so.6").getpid() == os.getpid()
     asked: list[tuple[str, int]] = []
 
     def refuse(name: str, mode: int = 0) -> None:
