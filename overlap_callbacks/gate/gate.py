@@ -174,9 +174,8 @@ class Gate:
         self._reset_step(expected)
         self._accelerator = device.accelerator()
         others = itertools.chain.from_iterable(self.side_streams)
-        # A single communicator enforces one order on all ranks: none can wait for another in vain.
-        can_deadlock = sequential and expected.single_group is None
-        valve = self._streams.open(compute_stream, self._released) if can_deadlock else None
+        needs_valve = sequential and expected.can_deadlock
+        valve = self._streams.open(compute_stream, self._released) if needs_valve else None
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
         self._watching, self._suspended = watch, False
         self._step_thread = get_ident()

@@ -136,6 +136,11 @@ class ExpectedSequence:
     batches: Sequence[Batch] = ()
     others: Sequence[tuple[Sequence[tuple[str, str]], Sequence[Batch]]] = ()
 
+    @property
+    def can_deadlock(self) -> bool:
+        """Whether a rank that leaves the sequence could wait in vain: one communicator alone enforces its order."""
+        return self.single_group is None
+
     @classmethod
     def of(cls, kinds: Sequence[CollectiveSequence]) -> ExpectedSequence:
         """The collectives that steps may serialise after their kinds have passed the order check."""

@@ -140,5 +140,7 @@ def test_steps_without_collectives_do_not_keep_a_group_from_being_the_only_one()
     nothing, one = CollectiveSequence((), {}), CollectiveSequence((Item("barrier", "a"),), {"a": (0, 1)})
     other = CollectiveSequence((Item("barrier", "b"),), {"b": (0, 1)})
     assert ExpectedSequence.of([nothing, one]).single_group == "a"
+    assert not ExpectedSequence.of([nothing, one]).can_deadlock
+    assert ExpectedSequence.of([one, nothing, other]).can_deadlock
     assert ExpectedSequence.of([one, nothing, other]).single_group is None
     assert ExpectedSequence.of([nothing]).single_group is None

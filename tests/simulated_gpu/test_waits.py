@@ -340,7 +340,8 @@ def _run_all(rank: int, parameters: Parameters, names: list[str]) -> tuple[int, 
         dist.batch_isend_irecv([dist.P2POp(op, warm.clone(), 1 - rank) for op in (dist.isend, dist.irecv)])
         torch.cuda.synchronize()
         for name in names:
-            with LEFT_OUT[name]():
+            # The valve too, although the ranks of these jobs have one communicator each.
+            with mock.patch.object(ExpectedSequence, "can_deadlock", True), LEFT_OUT[name]():
                 found[name] = {job: _run(make, device) for job, make in JOBS.items()}
     return os.getpid(), found
 
