@@ -102,17 +102,14 @@ def attach(
     if not monitor.active:
         return monitor
 
-    accelerator, captured, replays = device.accelerator(), False, GraphReplays(monitor)
+    accelerator, replays = device.accelerator(), GraphReplays(monitor)
 
     # The current step began before we attached. The first step with a known start is the next one.
     def after_step(*_: Any) -> None:
-        nonlocal step, captured
+        nonlocal step
         if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
             # step continues, but does not count.
-            if not captured:
-                captured = True
-                monitor.say("optimizer.step() was captured in a CUDA graph: replayed steps are not measured [OC127]")
             replays.watch()
             with monitor.pause():
                 return

@@ -267,7 +267,7 @@ def test_a_window_ends_where_its_plan_does_if_the_job_only_replays(profiled: str
     assert [still_open for _, still_open in attached] == [(False, False)] * 2
     (window,) = record.read(tmp_path).windows
     assert not window.complete
-    assert "cut short: its steps are replayed from a CUDA graph [OC127]" in window.problems
+    assert any(problem.startswith("cut short: optimizer.step() was captured") for problem in window.problems)
 
 
 def _spoilt(rank: int, parameters: Parameters, kind: str, protected_by: str, run_dir: str) -> str:
