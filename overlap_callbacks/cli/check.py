@@ -294,7 +294,7 @@ def _say_limits(record: Record, findings: Sequence[Finding], code: ExitCode) -> 
     )
     if any([finding.state is State.INCONCLUSIVE and not finding.doubt for finding in findings]):
         words += ". More windows give narrower intervals"
-    looks = " The job may go on: intervals hold at all looks." if record.running else ""
+    looks = " The job may go on: intervals are valid however often you look." if record.running else ""
     click.echo(one_line(f"{first}: {words}.{looks}"))
     counting = windows_that_count(record.summary) if len(record.valid_windows) < len(record.windows) else ""
     settled = headline.settled if any([finding.doubt == NOT_SETTLED for finding in findings]) else ""

@@ -127,7 +127,8 @@ def _alert(figure: Figure, estimate: Estimate, limit: float, report: OverlapRepo
     shown, bound = PLAIN.figure(figure, estimate.value), PLAIN.quantity(limit, figure.unit)
     interval = PLAIN.ends(estimate, figure.unit, signed=figure.signed)  # of use, since all of it is beyond the limit
     alone = figure is MEASUREMENT_OVERHEAD or not report.valid
-    in_brackets = f" (95% interval{'' if alone else ' at all looks'} {interval})" if interval else ""
+    looks = "" if alone else ", valid however often you look"
+    in_brackets = f" (95% interval {interval}{looks})" if interval else ""
     when = "in" if alone else "up to"
     return Alert(
         figure.name,
