@@ -447,8 +447,7 @@ def run_verdict(summary: RunSummary) -> str:
     headline = run_headline(summary)
     known = summary.valid_windows and not summary.control and not headline.what_to_do
     found = run_bottleneck(summary) if known else None
-    advice = f" To try first: {found.advice[0].what}" if found is not None and found.advice else ""
-    return headline.text + advice
+    return headline.text + (f" To try first: {found.advice[0].what}" if found is not None and found.advice else "")
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:
