@@ -8,7 +8,8 @@ Against several runs the unit is the run: the interval is that of one more run o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,8 +24,10 @@ from overlap_callbacks.analysis.statistics import (
     Pooling,
     Scale,
     difference,
+    errors_of,
     half_width_factor,
     pool,
+    pooled_error,
     relative_change,
     t_quantile,
 )
@@ -37,7 +40,7 @@ def level(windows: Sequence[Estimate], scale: Scale = LOG, pooling: Pooling = ON
     """The mean of a run's windows, as ``pool`` has it, with the error of windows that are correlated.
 
     From ``MIN_WINDOWS`` on, windows are the units: their number is that of as many independent ones, by the first
-    autocorrelation (an AR(1) process), if that is the wider interval.
+    autocorrelation (an AR(1) process) or by all, if that is the wider interval.
     """
     values = np.array([window.value for window in windows], dtype=np.float64)
     if not len(values) or not np.isfinite(values).all() or (scale is LOG and values.min() <= 0):
@@ -47,38 +50,46 @@ def level(windows: Sequence[Estimate], scale: Scale = LOG, pooling: Pooling = ON
     found = pool(windows, scale, point=mean, deviations=spread, pooling=pooling)
     if found is None or len(values) < MIN_WINDOWS:
         return found and msgspec.structs.replace(found, num_blocks=len(values))
-    independent = _independent(spread)
-    error, degrees = math.sqrt(float(spread.var(ddof=1)) / independent), independent - 1
-    known = found.standard_error, found.degrees_of_freedom
-    if None not in known and t_quantile(known[1], pooling.confidence) * known[0] >= (
-        t_quantile(degrees, pooling.confidence) * error
-    ):
-        return found
+    error, degrees = map(float, mean_error(spread, *errors_of(windows, scale), pooling.confidence))
     half = error * float(half_width_factor(degrees, len(values), pooling, alone=True))
     return _estimate(scale.to(mean), scale.back, half, found, error, degrees)
 
 
-def _independent(spread: Floats) -> float:
-    """How many independent windows tell as much of the mean as these, in their order; at least 2."""
-    number, total = len(spread), float(spread @ spread)
-    if total <= 0:
-        return number
-    seen = np.correlate(spread, spread, "full")[number - 1 :] / total  # by lag, from 0 on
+def mean_error(spread: Floats, variances: Floats, degrees: Floats, confidence: float) -> tuple[Floats, Floats]:
+    """The standard error of a run's mean, and its degrees of freedom: those of the wider interval.
+
+    By the windows' own errors (``pooled_error``), or by their scatter as units that are correlated.
+
+    Args:
+        spread: how far each window is from the mean; windows in their order along the last axis.
+        variances: of each window's own error; NaN if not known.
+        degrees: degrees of freedom of these.
+        confidence: of the intervals.
+    """
+    independent = _independent(spread)
+    with np.errstate(all="ignore"):
+        errors = np.sqrt(spread.var(axis=-1, ddof=1) / independent)
+        known, freedom = pooled_error(spread, variances, degrees)
+        of_known = known * t_quantile(freedom, confidence)
+        wider = ~(of_known >= errors * t_quantile(independent - 1, confidence))
+    return np.where(wider, errors, known), np.where(wider, independent - 1, freedom)
+
+
+def _independent(spread: Floats) -> Floats:
+    """How many independent windows tell as much of the mean as these; at least 2."""
+    number = spread.shape[-1]
+    # By lag, from 0 on; by Fourier transforms, padded so that the last windows do not meet the first ones.
+    seen = np.fft.irfft(np.abs(np.fft.rfft(spread, 2 * number)) ** 2, 2 * number)[..., :number]
+    with np.errstate(all="ignore"):
+        seen = np.where(seen[..., :1] > 0, seen / seen[..., :1], 0.0)
     # The first one is too low: by 1/n for the mean, which is estimated too, and 3r/n (Marriott and Pope, 1954).
-    first = max(float(seen[1]) + (1 + 3 * float(seen[1])) / number, 0.0)
-    slow = 2 * math.fsum(_falling_pairs(seen)) - 1
-    longest = max((1 + first) / max(1 - first, 1 / number), slow)
-    return min(max(number / longest, 2.0), float(number))
-
-
-def _falling_pairs(correlations: Floats) -> Iterator[float]:
-    """Sums of neighbouring autocorrelations while positive, none above that before (Geyer, 1992)."""
-    least = math.inf
-    for lag in range(0, len(correlations) - 1, 2):
-        least = min(least, float(correlations[lag] + correlations[lag + 1]))
-        if least <= 0:
-            return
-        yield least
+    first = np.maximum(seen[..., 1] + (1 + 3 * seen[..., 1]) / number, 0.0)
+    of_first = (1 + first) / np.maximum(1 - first, 1 / number)
+    # Sums of neighbours while they are positive, none above that before (Geyer, 1992).
+    even = number - number % 2
+    pairs = np.minimum.accumulate(seen[..., 0:even:2] + seen[..., 1:even:2], axis=-1)
+    of_pairs = 2 * np.maximum(pairs, 0.0).sum(axis=-1) - 1
+    return np.asarray(np.clip(number / np.maximum(of_first, of_pairs), 2.0, number))
 
 
 def change(
@@ -105,13 +116,13 @@ def change(
     back = math.expm1 if relative else float
     center = math.log(run.value) - math.log(mean) if relative else run.value - mean
     if len(baselines) > 1:
-        half = _half_of_runs(len(baselines), *_scatter(baselines, run, scale), pooling)
+        half = float(half_of_runs(len(baselines), *_scatter(baselines, run, scale), pooling))
         return _estimate(center, back, half, run)
     parts = [(each.standard_error, each.degrees_of_freedom) for each in (*baselines, run)]
     known = [(error**2, degrees) for error, degrees in parts if error is not None and degrees is not None]
     if len(known) < 2:  # in records of earlier versions
         return relative_change(baselines[0], run) if relative else difference(baselines[0], run)
-    error, degrees = _together(*known)
+    error, degrees = map(float, together(*known))
     half = error * float(half_width_factor(degrees, run.num_blocks, pooling, alone=True))
     return _estimate(center, back, half, run, error, degrees)
 
@@ -128,16 +139,16 @@ def _estimate(
     return Interval(center, width, back, of.num_steps, of.num_blocks, standard_error=error, degrees=degrees).estimate()
 
 
-def _half_of_runs(number: int, between: float, more: tuple[float, float], pooling: Pooling) -> float:
+def half_of_runs(number: int, between: Any, more: tuple[Any, Any], pooling: Pooling) -> Any:
     """Half the width of the interval of one more run after so many: of its own scatter, and of their mean's.
 
     Where it is noisier than they, the rest is added as is, so that baselines that agree by chance narrow nothing.
     """
     widths = [
-        math.sqrt(variance) * float(t_quantile(degrees, pooling.confidence))
+        np.sqrt(variance) * t_quantile(degrees, pooling.confidence)
         for variance, degrees in ((between * (1 + 1 / number), number - 1), more)
     ]
-    return math.hypot(*widths)
+    return np.hypot(*widths)
 
 
 def _scatter(baselines: Sequence[Estimate], run: Estimate, scale: Scale) -> tuple[float, tuple[float, float]]:
@@ -152,12 +163,12 @@ def _scatter(baselines: Sequence[Estimate], run: Estimate, scale: Scale) -> tupl
     return between, (max(own - usual, 0.0), run.degrees_of_freedom or 1.0)
 
 
-def _together(*parts: tuple[float, float]) -> tuple[float, float]:
-    """The standard error of a difference, and its degrees of freedom (Satterthwaite)."""
-    variance = math.fsum([part for part, _ in parts])
-    if variance <= 0:
-        return 0.0, parts[0][1]
-    return math.sqrt(variance), 1 / math.fsum([(part / variance) ** 2 / degrees for part, degrees in parts if part])
+def together(*parts: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The standard error of a difference, and its degrees of freedom (Satterthwaite), from variances and theirs."""
+    variance = np.asarray(sum([part for part, _ in parts]))
+    with np.errstate(all="ignore"):
+        degrees = 1 / sum([(part / variance) ** 2 / degrees for part, degrees in parts])
+        return np.sqrt(variance), np.where(variance > 0, degrees, parts[0][1])
 
 
 def would_do(baselines: Sequence[Estimate], run: Estimate, half: float, pooling: Pooling = ONE_LOOK) -> int | None:
@@ -169,7 +180,7 @@ def would_do(baselines: Sequence[Estimate], run: Estimate, half: float, pooling:
     if len(baselines) > 1:
         scatter = _scatter(baselines, run, LOG)
         numbers = range(len(baselines) + 1, _MOST_RUNS + 1)
-        return next((number for number in numbers if _half_of_runs(number, *scatter, pooling) <= half), None)
+        return next((number for number in numbers if half_of_runs(number, *scatter, pooling) <= half), None)
     parts = [(one.standard_error, one.degrees_of_freedom, one.num_blocks) for one in (*baselines, run)]
     known = [
         (error**2 * windows, (degrees + 1) / windows, windows)
@@ -180,8 +191,8 @@ def would_do(baselines: Sequence[Estimate], run: Estimate, half: float, pooling:
         return None
 
     def of_windows(number: int) -> float:
-        error, degrees = _together(*[(one / number, max(number * each - 1, 1.0)) for one, each, _ in known])
-        return error * float(half_width_factor(degrees, number, pooling, alone=True))
+        error, degrees = together(*[(one / number, max(number * each - 1, 1.0)) for one, each, _ in known])
+        return float(error * half_width_factor(degrees, number, pooling, alone=True))
 
     least = max(MIN_WINDOWS, 1 + min([windows for *_, windows in known]))
     return next((number for number in range(least, _MOST_WINDOWS + 1) if of_windows(number) <= half), None)

@@ -273,7 +273,7 @@ def pool(
         scale, values = PLAIN, np.array([window.value for window in windows], dtype=np.float64)
     center = None if point is None else _finite(scale.to, [point])
     spread = values if deviations is None else deviations
-    variances, freedom = _errors(windows, scale)
+    variances, freedom = errors_of(windows, scale)
     error, degrees = pooled_error(spread, variances, freedom)
     alone = not np.isfinite(variances).any()
     with np.errstate(all="ignore"):
@@ -298,7 +298,7 @@ def _on_scale(windows: Sequence[Estimate], scale: Scale) -> Floats | None:
     return None if None in values else np.array(values, dtype=np.float64)
 
 
-def _errors(windows: Sequence[Estimate], scale: Scale) -> tuple[Floats, Floats]:
+def errors_of(windows: Sequence[Estimate], scale: Scale) -> tuple[Floats, Floats]:
     """The variance of each window's estimate and its degrees of freedom; NaN without an interval."""
     known = [_error(window, scale) for window in windows]
     return np.array([error**2 for error, _ in known]), np.array([degrees for _, degrees in known])
@@ -368,7 +368,7 @@ def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
     values = _on_scale(windows, scale)
     if values is None or len(windows) < 2:
         return False
-    variances, degrees = _errors(windows, scale)
+    variances, degrees = errors_of(windows, scale)
     if not np.isfinite(variances).all() or not variances.mean() > 0:
         return False
     from scipy.special import fdtrc

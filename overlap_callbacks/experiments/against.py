@@ -21,7 +21,7 @@ from overlap_callbacks.report.views.comparison import differences_of, steps_of, 
 
 WITHIN = 0.03
 # Half of the rest is wrong on the slower side: 0.5 % for the step time, 0.2 % for all parts together.
-CONFIDENCE, _OF_PARTS = 0.99, 0.996
+CONFIDENCE, CONFIDENCE_OF_PARTS = 0.99, 0.996
 # Windows whose tables are read, parts below this share of a step, and rows shown.
 _MOST_WINDOWS, _LEAST_SHARE, MOST_ROWS = 64, 0.005, 6
 _FIGURES = ("compute_ms", "exposed_comm_ms", "idle_ms")
@@ -143,7 +143,7 @@ def judged(run: Side, baselines: Sequence[Side], within: float = WITHIN, *, runn
         raise ValueError("each run must have a window that counts")
     found = change(levels, own, LOG, pooling)
     few = _too_few(own, levels)
-    answer, wanted = Answer.UNKNOWN if few or found is None else _answer(found, within), None
+    answer, wanted = Answer.UNKNOWN if few or found is None else answer_of(found, within), None
     if answer is Answer.UNKNOWN and found is not None:
         wanted = MIN_WINDOWS if few else would_do(levels, own, _half_wanted(found, within), pooling)
     parts = _parts(run.parts, [each.parts for each in baselines], own.value, pooling)
@@ -156,7 +156,8 @@ def _too_few(run: Estimate, baselines: Sequence[Estimate]) -> bool:
     return min([each.num_blocks for each in units]) < MIN_WINDOWS
 
 
-def _answer(found: Estimate, within: float) -> Answer:
+def answer_of(found: Estimate, within: float = WITHIN) -> Answer:
+    """The answer that a change of the step time gives; see ``judged``."""
     if found.ci_low is None or found.ci_high is None:
         return Answer.UNKNOWN
     if found.ci_high < within:
@@ -187,7 +188,7 @@ def _parts(own: _Times, others: Sequence[_Times], step_ms: float, pooling: Pooli
         bases = [each for each in levels if each is not None]
         if run is not None and bases and max(run.value, *[each.value for each in bases]) >= least_ms:
             sides[key] = bases, run
-    each = pooling._replace(confidence=1 - (1 - _OF_PARTS) / max(1, len(sides)))
+    each = pooling._replace(confidence=1 - (1 - CONFIDENCE_OF_PARTS) / max(1, len(sides)))
     found = []
     for (kind, name), (bases, run) in sides.items():
         apart = change(bases, run, SAME, each)
@@ -206,8 +207,8 @@ def side_of(record: Record) -> Side:
         found[key] = [Estimate(table.get(key, 0.0), None, None, 0, 1) for table in tables]
     for name in _FIGURES:
         values = [value for window in windows if (value := window.figures().get(name)) is not None]
-        if values:
-            found["figure", figure_named(name).short] = values
+        if values:  # their errors are of logarithms
+            found["figure", figure_named(name).short] = [Estimate(one.value, None, None, 0, 1) for one in values]
     return Side(steps_of(record), found)
 
 
