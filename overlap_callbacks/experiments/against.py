@@ -183,11 +183,10 @@ def _parts(own: _Times, others: Sequence[_Times], step_ms: float, pooling: Pooli
     least_ms = _LEAST_SHARE * step_ms
     sides = {}
     for key in own.keys() | set().union(*others):
-        run = level(own.get(key, _NEVER), SAME)
-        levels = [level(of_one.get(key, _NEVER), SAME) for of_one in others]
-        bases = [each for each in levels if each is not None]
-        if run is not None and bases and max(run.value, *[each.value for each in bases]) >= least_ms:
-            sides[key] = bases, run
+        levels = [level(_part(side, key), SAME) for side in (own, *others)]
+        known = [each for each in levels if each is not None]
+        if len(known) == len(levels) and max([each.value for each in known]) >= least_ms:
+            sides[key] = known[1:], known[0]
     each = pooling._replace(confidence=1 - (1 - CONFIDENCE_OF_PARTS) / max(1, len(sides)))
     found = []
     for (kind, name), (bases, run) in sides.items():
@@ -196,6 +195,13 @@ def _parts(own: _Times, others: Sequence[_Times], step_ms: float, pooling: Pooli
             mean_ms = math.fsum([base.value for base in bases]) / len(bases)
             found.append(Part(kind, name, mean_ms, run.value, apart))
     yield from sorted(found, key=lambda part: (not part.is_slower, -part.change_ms.value, part.name))
+
+
+def _part(side: _Times, key: tuple[str, str]) -> Sequence[Estimate]:
+    """A part's times; none if the side measured no such kind. A kernel that it does not have took no time."""
+    kind = key[0]
+    never = _NEVER if kind != "figure" and any([other == kind for other, _ in side]) else ()
+    return side.get(key, never)
 
 
 def side_of(record: Record) -> Side:

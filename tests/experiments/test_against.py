@@ -223,6 +223,19 @@ def test_show_tells_two_runs_apart_as_check_does(tmp_path: Path, baselines: list
     assert said(waving, "--against", baselines[0])[0] == 3
 
 
+def test_a_part_is_new_only_where_the_baseline_has_others_of_its_kind() -> None:
+    def side(*parts: tuple[str, str]) -> Side:
+        steps = [Estimate(400 * math.exp(0.002 * sign), None, None, 16, 8) for sign in (1, -1) * 6]
+        return Side(
+            steps, {part: [Estimate(50.0 + place % 2, None, None, 0, 1) for place in range(12)] for part in parts}
+        )
+
+    run = side(("kernel", "a"), ("kernel", "b"), ("figure", "c"), ("collective", "d"))
+    found = judged(run, [side(("kernel", "a"), ("figure", "e"))])
+    assert [(part.name, part.is_slower) for part in found.parts] == [("b", True), ("a", False)]
+    assert judged(run, [side()]).parts == ()
+
+
 def test_a_running_job_is_judged_at_all_looks(tmp_path: Path, baselines: list[str]) -> None:
     ended, running = (run(tmp_path / name, 12, info=run_info(tells_end=True)) for name in ("ended", "running"))
     file = Path(running) / "overlap.jsonl"
