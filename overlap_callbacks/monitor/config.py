@@ -261,7 +261,7 @@ def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPla
         profiled_steps=0,
         control=True,
     )
-    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, quick=False), plan
+    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, quick=False, decide=None), plan
 
 
 def _recorded_in(folder: Path, config: MonitorConfig) -> MonitorConfig:

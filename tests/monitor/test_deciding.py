@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
+from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.gate.arms import Arm, BaseArm, Keep, Sequential
-from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log, run_ranks
@@ -186,6 +187,13 @@ def test_a_resumed_job_knows_the_decision_and_votes_anew(tmp_path: Path) -> None
 def test_a_wrong_decide_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         MonitorConfig(**{"arms": Sleeping().arms(["faster"]), **options})
+
+
+def test_a_job_that_is_only_timed_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TIME_ONLY, "1")
+    config, plan = apply_env_overrides(MonitorConfig(arms=Sleeping().arms(["faster"]), decide=Keep()))
+    assert plan is not None
+    assert config.decide is None
 
 
 @pytest.mark.parametrize(
