@@ -416,7 +416,9 @@ class Table:
         lines += [_row([name, str(ranks), *self.rows[name, ranks]]) for name, ranks in order]
         commits = {self.rows[job][-1] for job in order}
         of_one = f", all on commit {commits.pop()}" if len(commits) == 1 else ""
-        lines += ["", f"Each job ran once{of_one}: {seconds} s in all, on two cores that did much else."]
+        lines += ["", f"Each row is of one run{of_one}: {seconds} s in all, on two cores that did much else."]
+        if "unknown" in [self.rows[job][-1] for job in order]:
+            lines[-1] += " Where the commit is unknown, it is of an earlier one."
         lines += ["", "What is not there:", ""]
         words: dict[str, list[str]] = {}
         for name in FRAMEWORKS:
