@@ -343,15 +343,17 @@ def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone
     """Half the width of a run's interval over its standard error.
 
     For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
-    sequence of intervals that contains the truth throughout with at least the wanted confidence. ``alone``: windows
-    themselves are the units, because they have no error of their own.
+    sequence of intervals that contains the truth throughout with at least the wanted confidence; but at most
+    ``_WIDEST`` times one look's. ``alone``: windows themselves are the units, because they have no error of their own.
     """
+    one_look = t_quantile(degrees, pooling.confidence)
     if not pooling.all_looks:
-        return t_quantile(degrees, pooling.confidence)
+        return one_look
     share = _MIXED / (_MIXED + num_windows)
     with np.errstate(all="ignore"):
         root = (((1.0 if alone else _LEVEL) * (1 - pooling.confidence)) ** 2 * share) ** (1 / (degrees + 1))
-        return np.sqrt(np.where(root > share, degrees * (1 - root) / (root - share), np.inf))
+        mixture = np.sqrt(np.where(root > share, degrees * (1 - root) / (root - share), np.inf))
+    return np.minimum(mixture, _WIDEST * one_look)
 
 
 # Number of windows that the mixture's effect is worth. The sequence is narrowest, relative to one look's interval, at
@@ -361,6 +363,9 @@ _MIXED = 0.2
 # rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has the results of runs of 2,000
 # windows. Not if windows themselves are the units: their error is estimated from few.
 _LEVEL = 1.4
+# With few degrees of freedom the mixture has no end, but one look's interval, of t, is wide already: so many times as
+# wide, it is wrong at some look of 200 in 0.4 % more of the runs (windows as units, from ``MIN_WINDOWS`` on).
+_WIDEST = 1.8
 
 
 def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
