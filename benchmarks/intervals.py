@@ -130,7 +130,7 @@ def simulated(rng: np.random.Generator, noise: str, repeats: int, number: int) -
     parts = [schedule.part(Part.TIMED, swapped=swapped) for swapped in (False, True)]
     logs = NOISES[noise][0](rng, (number, len(parts[0])))
     effects = np.full(number, EFFECT) + (rng.normal(0, VARIES, number) if noise == "effect varies" else 0.0)
-    found = Windows(*np.empty((len(Windows._fields), number)))
+    found = Windows(*[np.empty(number) for _ in Windows._fields])
     for turn, part in enumerate(parts):
         of_part = of_one_design(part, logs[turn::2], 0, (), effects[turn::2])
         for values, of_these in zip(found, of_part, strict=True):
@@ -331,7 +331,7 @@ def of_one_design(
     )  # fmt: skip
     logs = logs + math.log(100) + np.outer(effects, [plan.arm is Mode.SEQUENTIAL for plan in part])
     of_blocks = [logs[:, np.array(block.steps) - first_step] for block in blocks]
-    found = []
+    found: list[Any] = []
     for values in ([of.mean(axis=1) for of in of_blocks], [np.exp(of).mean(axis=1) for of in of_blocks]):
         means, squares = design.means(np.array(values)), design.residuals(np.array(values)) ** 2
         parts = np.array([squares[own].sum(axis=0) for own in design.of_mode])
