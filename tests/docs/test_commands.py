@@ -155,6 +155,8 @@ def test_a_printed_command_that_starts_jobs_runs_on_two_ranks(here: Path, words:
     short = [] if "--resume" in words else _SHORT[words[0]]
     if "--groups" in words:  # of four ranks that are two apart
         short = [*short, "--ranks", "8", "--max-size", "64"]
+    if "--against" in words:  # the stored runs are of another job
+        short = [*short, "--force"]
     # One process, which forks the second rank.
     job = ["1" if word == "8" else word.replace("…", "train.py") for word in words[at:]]
     own = ["another" if word == "checked" else word for word in words[:at]]
