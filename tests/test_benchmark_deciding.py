@@ -1,10 +1,16 @@
-"""``benchmarks/deciding.py``: some of its jobs keep what they should."""
+"""``benchmarks/deciding.py``: some of its jobs, and its committed table holds what docs/arms.md promises."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from benchmarks import deciding as bench
+
+TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "deciding.json"
 
 
 def jobs_of(scenario: str, number: int = 8) -> list[bench.Replay]:
@@ -28,3 +34,18 @@ def test_an_arm_that_turns_slower_is_given_up_before_it_costs_what_it_won() -> N
         assert job.kept != "faster"
         if job.chosen[:1] and job.chosen[0][1] < 40:
             assert job.won_s > 0
+
+
+def test_the_table_holds_what_is_promised() -> None:
+    rows = json.loads(TABLE.read_text())["jobs"]
+    assert {"drift", "rhythm unknown", "effect varies", "recorded"} <= {name.partition(", ")[2] for name in rows}
+    assert {"four arms, recorded", "turns slower, recorded", "nothing differs, recorded"} <= set(rows)
+    for name, row in rows.items():
+        assert row["jobs"] >= 1000, name
+        assert row["wrong"] <= bench.WRONG, name
+        assert row["over_budget_s"] <= 0, name
+        assert row["lost"] <= bench.WRONG, name
+        assert row.get("kept_on", 0) <= bench.WRONG, name
+        if name.startswith(("nothing differs", "all are slower")):
+            assert row["kept_nothing_ever"] >= 1 - bench.WRONG, name
+    assert rows["four arms, recorded"]["kept_at_end"]["faster"] == pytest.approx(1, abs=0.1)
