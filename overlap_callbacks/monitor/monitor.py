@@ -497,5 +497,4 @@ class _StepContext:
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:
     """Folder of the first record among the sinks, if any."""
-    paths = (sink.kept_record() for sink in sinks)
-    return next((path.parent for path in paths if path is not None and path.exists()), None)
+    return next((path.parent for sink in sinks if (path := sink.kept_record()) is not None and path.exists()), None)
