@@ -6,8 +6,7 @@ there. So the unit is the block: each gives one mean, from which ``analysis.desi
 blocks. If a figure combines several quantities (equations 4 and 5), their means are combined by the delta method, with
 Satterthwaite's degrees of freedom. For a difference of two plain means this is Welch's interval.
 
-Over a run, windows are pooled. Users look at a run's interval after each window, so there are two: one valid at a
-single look, and a wider one valid at all looks together.
+Over a run, windows are pooled. Users look after each window, so a run has two intervals: for one look, and for all.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ CONFIDENCE = 0.95
 
 Floats = npt.NDArray[np.float64]
 
-# Bounds of a figure of any size and sign.
-UNBOUNDED = (-math.inf, math.inf)
-
+UNBOUNDED = (-math.inf, math.inf)  # of a figure of any size and sign
 # Two groups of OSSO. With fewer blocks of a mode the spread is too uncertain for an interval.
 MIN_BLOCKS = 4
 
@@ -342,9 +339,9 @@ def pooled_error(values: Floats, variances: Floats, degrees: Floats) -> tuple[An
 def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone: bool = False) -> Any:
     """Half the width of a run's interval over its standard error.
 
-    For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
-    sequence of intervals that contains the truth throughout with at least the wanted confidence; but at most
-    ``_WIDEST`` times one look's. ``alone``: windows themselves are the units, because they have no error of their own.
+    For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows), which
+    contains the truth throughout with at least the wanted confidence; but at most ``_WIDEST`` times one look's.
+    ``alone``: windows themselves are the units, because they have no error of their own.
     """
     one_look = t_quantile(degrees, pooling.confidence)
     if not pooling.all_looks:
@@ -356,15 +353,13 @@ def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone
     return np.minimum(mixture, _WIDEST * one_look)
 
 
-# Number of windows that the mixture's effect is worth. The sequence is narrowest, relative to one look's interval, at
-# about 20 times that.
+# Number of windows that the mixture's effect is worth: it is narrowest, relative to one look, at some 20 times that.
 _MIXED = 0.2
-# The mixture's level is for infinitely many looks, at any time. Looking only after whole windows, it is wrong far more
-# rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has the results of runs of 2,000
-# windows. Not if windows themselves are the units: their error is estimated from few.
+# The mixture's level is for infinitely many looks. Looks come after whole windows only, so it may have this many times
+# the level (``benchmarks/intervals.py``), but not if windows are the units: their error is from few.
 _LEVEL = 1.4
-# With few degrees of freedom the mixture has no end, but one look's interval, of t, is wide already: so many times as
-# wide, it is wrong at some look of 200 in 0.4 % more of the runs (windows as units, from ``MIN_WINDOWS`` on).
+# With few degrees of freedom the mixture has no end, but one look's interval is wide already: so many times as wide, it
+# is wrong at some look of 200 in 0.4 % more of the runs (windows as units).
 _WIDEST = 1.8
 
 
