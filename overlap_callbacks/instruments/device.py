@@ -179,7 +179,7 @@ class HostOrdered(NamedTuple):
 
 
 def can_be_host_ordered(stream: Stream | None) -> TypeGuard[Stream]:
-    return isinstance(stream, torch.cuda.Stream) and torch.version.cuda is not None
+    return torch.version.cuda is not None and isinstance(stream, torch.cuda.Stream)
 
 
 def host_ordered(index: int) -> HostOrdered:
