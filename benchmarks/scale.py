@@ -281,7 +281,14 @@ class RankZero:
         self.record.written.clear()
         with mock.patch.object(reporting, "measure", return_value=window):
             closed: Any = SimpleNamespace(
-                number=window.window, opened_ns=0, wall_ms=0.0, cost=None, compared_with=None, steps=(), quick=False
+                number=window.window,
+                opened_ns=0,
+                wall_ms=0.0,
+                cost=None,
+                compared_with=None,
+                steps=(),
+                quick=False,
+                tried="",
             )
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):

@@ -322,7 +322,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         yield Advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS.",
-            f"{lost} {held}: {most}. Watch the bus bandwidth.",
+            f"{lost} {held}: {most}.",
             most,
             "--env NCCL_MAX_CTAS=4,8,16",
         )

@@ -53,6 +53,7 @@ def make_by_hand(rank: int, folder: str) -> dict[str, Any]:
     with captured_log(logging.INFO) as lines:
         monitor = OverlapMonitor(sinks=[JsonlSink(Path(folder) / "a file" / "run")])
         before = monitor.active, own_threads(), our_keys()
+        dist.barrier()  # the other rank's keys are not there before this one has looked
         monitor.attached(0, "step_begin() was never called")
         after = monitor.active
         training.step()

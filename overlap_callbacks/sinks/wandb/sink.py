@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import re
 import sys
@@ -347,8 +346,10 @@ class WandbSink(Sink):
         if self._record is not None and self._record.is_file():
             # W&B takes the file when the run finishes, even before this sink is closed, or by a crash.
             record = self._record.resolve()
-            save = functools.partial(run.save, glob.escape(str(record)), base_path=str(record.parent), policy="end")
-            self._try_artifact("the record as a file of the run", save)
+            path, folder = glob.escape(str(record)), str(record.parent)
+            self._try_artifact(
+                "the record as a file of the run", lambda: run.save(path, base_path=folder, policy="end")
+            )
 
     def _warn_finished(self, run: Any) -> None:
         if run is not self._warned_finished:
