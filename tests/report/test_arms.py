@@ -73,7 +73,7 @@ def test_the_terminal_and_json_show_arms(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path)), "--all"]).output
     assert "The job with one thing turned, and as configured" in shown
     assert "prefetch_2_2" in shown
-    assert "Valid however often you look, and for all arms together." in " ".join(shown.split())
+    assert "Intervals are valid however often you look, and for all arms together." in " ".join(shown.split())
     assert "allow_tf32 changes results" in shown
     head = shown.partition("With the arm, and as configured")[2].partition("prefetch_2_2")[0]
     assert {"exposed", "comm", "energy", "memory"} <= set(re.findall(r"\w+", head))  # in 80 columns

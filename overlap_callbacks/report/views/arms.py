@@ -53,7 +53,7 @@ def _table(rows: list[ArmSummary]) -> Table:
         Column("windows", lambda row: row.num_windows, "whole"),
         Column("*", lambda row: row.verdict()),
         caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins. "
-        "Valid however often you look, and for all arms together.",
+        "Intervals are valid however often you look, and for all arms together.",
     )
 
 
