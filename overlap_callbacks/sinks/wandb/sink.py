@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import re
 import sys
@@ -345,11 +346,7 @@ class WandbSink(Sink):
         self._had_run = True
         if self._record is not None and self._record.is_file():
             # W&B takes the file when the run finishes, even before this sink is closed, or by a crash.
-            record = self._record.resolve()
-            path, folder = glob.escape(str(record)), str(record.parent)
-            self._try_artifact(
-                "the record as a file of the run", lambda: run.save(path, base_path=folder, policy="end")
-            )
+            self._try_artifact("the record as a file of the run", functools.partial(_save, run, self._record.resolve()))
 
     def _warn_finished(self, run: Any) -> None:
         if run is not self._warned_finished:
@@ -362,6 +359,10 @@ class WandbSink(Sink):
 
     def _where_the_rest_is(self) -> str:
         return "there is no record" if self._record is None else f"the record, {self._record}, has everything"
+
+
+def _save(run: Any, record: Path) -> None:
+    run.save(glob.escape(str(record)), base_path=str(record.parent), policy="end")
 
 
 def _detailed(content: Mapping[str, Any], detail: str) -> dict[str, Any]:
