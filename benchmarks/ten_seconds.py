@@ -49,7 +49,9 @@ def main() -> None:
     """Train where there is no record yet, and make the pictures of all runs."""
     if sys.argv[1] == "--rank":
         return disturbed(sys.argv[2])
-    os.chdir(sys.argv[1])
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
     demo = DemoConfig(run_dir="")
     jobs = {
         "gain": demo,

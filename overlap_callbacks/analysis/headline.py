@@ -49,8 +49,7 @@ CONTROL = "A/A control: both sides ran overlapped, so every difference is chance
 # States of a headline besides ``CLEAR``, ``WITHIN_NOISE`` and ``INCONCLUSIVE`` of what overlap saves, ``NOT_SETTLED``
 # and ``NOT_VERIFIED``.
 NOTHING_OVERLAPS, ONE_WINDOW, INVALID = "nothing overlaps", "one window", "invalid"
-UNFINISHED, NOT_MEASURED = "unfinished", "not measured"
-OF_CONTROL = "control"
+UNFINISHED, NOT_MEASURED, OF_CONTROL = "unfinished", "not measured", "control"
 
 _MORE_WINDOWS = "More windows narrow the intervals: let the job run longer, or start it with OVERLAP_CALLBACKS=quick."
 _LET_IT_END = "Let the job run on until a window ends."
@@ -159,24 +158,27 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         sizes = bucket_sizes(all_bytes, cap, larger=False) if cap and all_bytes else []
         found = found._replace(what_to_do=todo + (f" Try {' or '.join(sizes)} MiB." if sizes else ""))
     alone = len(summary.valid_windows) == 1  # worded as certain as others, but less so
+    state, exposed = ONE_WINDOW if alone and found.state == CLEAR else found.state, exposed_share(figures)
+    unclear = state == INCONCLUSIVE
+    advised = not alone and exposed is not None and certainty(exposed) == CLEAR  # there is something to try meanwhile
     remarks = (
         f"95% intervals{looks}." if any(figure.ci_low is not None for figure in figures.values()) else "",
         WINDOWS_DIFFER if summary.windows_differ else "",
         summary.stalls,
         "All of this rests on one window." if alone else "",
+        "More windows narrow them (OVERLAP_CALLBACKS=quick)." if unclear and advised else "",
     )
-    state = ONE_WINDOW if alone and found.state == CLEAR else found.state
-    todo = _MORE_WINDOWS if state == INCONCLUSIVE else found.what_to_do
+    todo = _MORE_WINDOWS if unclear and not advised else found.what_to_do
     interval = " ".join([remark for remark in remarks if remark])
     return _checked(found._replace(interval=interval, state=state, what_to_do=todo), summary)
 
 
 def _all_left_out(reasons: Sequence[str]) -> Headline:
     """The headline of a run without windows: why it has none."""
-    which = "The only window was" if len(reasons) == 1 else f"All {len(reasons):,} windows were"
+    which = "the only window was" if len(reasons) == 1 else f"all {len(reasons):,} windows were"
     reason = shortened(reasons[-1], _MAX_PROBLEM).rstrip(".")
     todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in reason for mark in marks)), _READ_NOTES)
-    return Headline(f"Nothing has been measured: {_small(which)} left out.", why=f"{reason}.", what_to_do=todo)
+    return Headline(f"Nothing has been measured: {which} left out.", why=f"{reason}.", what_to_do=todo)
 
 
 def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
@@ -361,15 +363,11 @@ def _unfinished(partial: OverlapReport) -> Headline:
     done = shortened("; ".join(partial.problems[:1]), _MAX_PROBLEM) or "it was cut short"
     unchecked = "" if partial.residual_overlap is not None else ", and no profile has checked its sequential steps"
     return found._replace(
-        sentence=f"Unfinished: {_small(found.sentence)}",
+        sentence=f"Unfinished: {found.sentence[0].lower()}{found.sentence[1:]}",
         why=f"no window is whole, and this is window {partial.window} alone ({done}){unchecked}.",
         what_to_do=_LET_IT_END,
         state=UNFINISHED,
     )
-
-
-def _small(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
 
 
 def _no_window_counts(summary: RunSummary) -> Headline:
