@@ -30,7 +30,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
-from overlap_callbacks.analysis.results.step_parts import exposed_share
+from overlap_callbacks.analysis.results.step_parts import exposed_share, surely_exposed
 from overlap_callbacks.analysis.run_summary import (
     CUT_SHORT,
     NOT_SETTLED,
@@ -158,9 +158,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         sizes = bucket_sizes(all_bytes, cap, larger=False) if cap and all_bytes else []
         found = found._replace(what_to_do=todo + (f" Try {' or '.join(sizes)} MiB." if sizes else ""))
     alone = len(summary.valid_windows) == 1  # worded as certain as others, but less so
-    state, exposed = ONE_WINDOW if alone and found.state == CLEAR else found.state, exposed_share(figures)
-    unclear = state == INCONCLUSIVE
-    advised = not alone and exposed is not None and certainty(exposed) == CLEAR  # there is something to try meanwhile
+    state = ONE_WINDOW if alone and found.state == CLEAR else found.state
+    unclear, advised = state == INCONCLUSIVE, surely_exposed(figures)
     remarks = (
         f"95% intervals{looks}." if any(figure.ci_low is not None for figure in figures.values()) else "",
         WINDOWS_DIFFER if summary.windows_differ else "",
@@ -481,14 +480,17 @@ def summary(report: OverlapReport) -> str:
     """A window as one log line: its headline, what measuring it cost, the ranks that reported, and what to try."""
     unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
     states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
-    found = answer(with_settled(report.figures(), report.settled)) if report.valid else _invalid(report)
+    figures = with_settled(report.figures(), report.settled)
+    found = answer(figures) if report.valid else _invalid(report)
     sentences = [CONTROL] if report.control and report.valid else [found.sentence, *found.also]
     cost = "" if report.cost is None else f"Measuring cost {PLAIN.measuring_cost(report.cost)}, "
     sentences.append(f"{cost}{report.num_reporting} of {report.world_size} ranks.")
     if report.settled is not None and report.settled.headlined and not report.control:
         sentences.append(settled_in_words(report.settled))
     holds_back = bottleneck_of([report]) if report.valid and not report.control else None
-    if holds_back is not None and holds_back.advice:
+    if holds_back is not None and found.state == INCONCLUSIVE and not surely_exposed(figures):
+        sentences.append(_MORE_WINDOWS)
+    elif holds_back is not None and holds_back.advice:
         sentences.append(f"To try first: {holds_back.advice[0].what}")
     return f"{_state(report, {**states, 'A/A control': report.control})}: {' '.join(sentences)}"
 

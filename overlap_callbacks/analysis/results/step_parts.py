@@ -72,6 +72,12 @@ def exposed_share(figures: Mapping[str, Estimate]) -> Estimate | None:
     return Estimate(value, share(exposed.ci_low), share(exposed.ci_high), exposed.num_steps, exposed.num_blocks)
 
 
+def surely_exposed(figures: Mapping[str, Estimate]) -> bool:
+    """Whether the exposed share is known to half of itself: well enough to try to win it."""
+    share = exposed_share(figures)
+    return share is not None and share.ci_low is not None and share.ci_low >= share.value / 2 > 0
+
+
 class LateRank(NamedTuple):
     """The rank for which the others wait, and for how long per step, mean over the ranks.
 
