@@ -34,9 +34,9 @@ def train_on(rank: Rank) -> None:
     rank.train(training, FAR)
 
 
-def strike(number: int, victim: int, job: Job, chance: random.Random) -> None:
+def strike(number: int, victim: int, job: Job, chance: random.Random, *, first: int = 2, last: int = 40) -> None:
     """Send a signal at a random moment of a random step."""
-    step, delay_s = chance.randint(2, 40), chance.uniform(0.0, _MOMENT_S)
+    step, delay_s = chance.randint(first, last), chance.uniform(0.0, _MOMENT_S)
     if job.await_step(max(victim, 0), step):
         time.sleep(delay_s)
         job.signal(victim, number)
