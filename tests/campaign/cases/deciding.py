@@ -16,11 +16,11 @@ from tests.campaign.cases.endings import CUT_SHORT, strike
 from tests.campaign.job import Rank, Training, kept
 
 GROUP = "A job that decides"
-# A step sleeps for so long as configured; with the arms for another time. So one is kept after some hundred steps.
+# A step sleeps for so long as configured; with the arms for another time. So one is kept after some 250 steps.
 OWN_S, SLEEPS_S = 0.008, {"faster": 0.0, "slower": 0.016}
-STEPS = 400
+STEPS = 600
 # About when the arm is chosen and kept.
-_FIRST, _LAST = 60, 300
+_FIRST, _LAST = 100, 500
 
 
 def decide_on(rank: Rank, training: Training, setting: dict[str, float]) -> Any:
