@@ -53,7 +53,7 @@ def train_and_decide(rank: Rank, num_steps: int = STEPS, within: dict[int, Any] 
     assert setting["sleep_s"] == OWN_S
 
 
-@case("decide-to-the-end", GROUP, "nothing: an arm is found, kept and put back", record="yes")
+@case("decide-to-the-end", GROUP, "nothing: an arm is kept and put back", record="yes")
 def decide(rank: Rank) -> None:
     train_and_decide(rank)
 
@@ -63,7 +63,7 @@ def _late_strike(victim: int, job: Job, chance: random.Random) -> None:
 
 
 @case(
-    "decide-rank-killed", GROUP, "SIGKILL of rank 1 while an arm is chosen or kept", runs=10,
+    "decide-rank-killed", GROUP, "SIGKILL of rank 1 in the search, or while an arm is kept", runs=10,
     disturb=functools.partial(_late_strike, 1), record="maybe", says=CUT_SHORT, may_be_silent=True,
     also=("1 RuntimeError",), ends=True,
 )  # fmt: skip
@@ -77,7 +77,7 @@ def _stop_store(job: Job, chance: random.Random) -> None:
 
 
 @case(
-    "decide-store-stopped", GROUP, "the store's process is stopped for good while an arm is chosen or kept",
+    "decide-store-stopped", GROUP, "the store stops for good meanwhile",
     server=True, runs=5, disturb=_stop_store, record="maybe", bound_s=25.0,
     says=r"the job's store does not answer", sentences=2,
 )  # fmt: skip
@@ -86,7 +86,7 @@ def lose_the_store(rank: Rank) -> None:
 
 
 @case(
-    "decide-restart", GROUP, "`torchrun --max-restarts 1`: rank 1 is killed while an arm is chosen or kept",
+    "decide-restart", GROUP, "rank 1 is killed meanwhile: `torchrun --max-restarts 1`",
     torchrun=1, limit_s=240.0, bound_s=30.0, record="yes", says=r"was cut short|left out", may_be_silent=True, runs=2,
     nightly="six interpreters and torchrun's agents load torch anew, which takes half a minute",
 )  # fmt: skip
