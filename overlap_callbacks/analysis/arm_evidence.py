@@ -128,15 +128,18 @@ class BestArm:
         # A step number that goes back takes window numbers with it.
         return window >= self.next_window or window < self.next_window - self.distance
 
-    def look(self, window: int, now_s: float) -> None:
-        """Check at once if the job has slowed down since the last looks by all that the arm wins."""
+    def look(self, window: int, now_s: float) -> bool:
+        """Whether the job has slowed down since the last looks by all that the arm wins; then it is checked at once."""
         before, self.last_look = self.last_look, (window, now_s)
         if before is None or window <= before[0]:
-            return
+            return False
         pace_s = (now_s - before[1]) / (window - before[0])
-        if self.paces_s and pace_s > max(math.exp(self.watch.effect), _SLOWED) * median(self.paces_s):
-            self.next_window = window
+        usual_s = median(self.paces_s) if self.paces_s else math.inf
         self.paces_s = [*self.paces_s[1 - _PACES :], pace_s]
+        if pace_s <= max(math.exp(self.watch.effect), _SLOWED) * usual_s:
+            return False
+        self.next_window = window
+        return True
 
     def checked(self, window: int) -> None:
         self.distance = 1 if self.watch.doubts else min(2 * self.distance, MOST_APART)

@@ -103,8 +103,7 @@ class Decider:
             arm_steps: steps with the arm in a whole window.
         """
         self._costs.at(now_s)
-        for held in self._all_held:
-            held.look(window, now_s)
+        self.has_slowed(window, now_s)
         if self._costs.awaited():
             return Choice(reason="the window before it has no result yet")
         due, next_window = self._due(window)
@@ -130,6 +129,10 @@ class Decider:
             waits.append(wait_s)
         return Choice(wait_s=min(waits), reason="training pays for the next window first")
 
+    def has_slowed(self, window: int, now_s: float) -> bool:
+        """Whether the job has slowed down since the last look by all that the best arm wins: check it at once."""
+        return any([held.look(window, now_s) for held in self._all_held])
+
     def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
         """Note the report of an arm's window, of sequential steps an ``OverlapReport``.
 
@@ -143,7 +146,8 @@ class Decider:
         arm.costs_s.append(max(0.0, cost_s))
         self._costs.least_s = min(self._costs.least_s, arm.costs_s[-1])
         self._last = report.window, report.first_step
-        if report.complete:  # otherwise training was interrupted, which says nothing of the arm
+        # Where training was interrupted, that says nothing of the arm; but the best one must be checked.
+        if report.complete or self._is_held(arm):
             self._add(arm, report)
 
     def record_trial(self, name: str, extra_s: float, cost_s: float) -> None:
@@ -300,8 +304,13 @@ class Decider:
         anew = {name for name, one in before.items() if one.why is Why.STOPPED}
         for report in earlier:
             arm = self._arms.get(_arm_of(report, self._arms))
+            if arm is not None and report.lost_ms is not None:
+                arm.costs_s.append(max(0.0, report.lost_ms / 1e3))
+                self._costs.least_s = min(self._costs.least_s, arm.costs_s[-1])
             if arm is not None and arm.arm.name not in anew:
                 arm.add(_speedup_of(report), self._pooling)
+        if decided is not None:
+            self._costs.owed_s = max(0.0, decided.cost_s - decided.budget * decided.training_s)
         for name, one in before.items():
             if name in self._arms and name not in anew and one.why is not Why.UNMEASURED and one.than not in anew:
                 self._arms[name].left_out = one
@@ -327,6 +336,7 @@ class _Costs:
         self._budget = budget
         self.spent_s = 0.0
         self.training_s = 0.0
+        self.owed_s = 0.0  # of an earlier start: what its training had not paid for
         self.least_s = math.inf  # cost of the cheapest window
         self._began_s: float | None = None
         self._dearest_s = 0.0
@@ -366,7 +376,7 @@ class _Costs:
 
     def unpaid_s(self, cost_s: float) -> float:
         """Time until one that costs this may begin; 0 if it may now."""
-        planned_s = self.spent_s + (cost_s if cost_s > self._dearest_s else 0.0)
+        planned_s = self.owed_s + self.spent_s + (cost_s if cost_s > self._dearest_s else 0.0)
         return max(0.0, planned_s / self._budget - self.training_s)
 
 

@@ -26,8 +26,8 @@ from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.race.ballot import KEEP, Ballot, Vote
 
 # Maximum time that the training thread waits at the step from which the arm holds, once for the others' votes and once
-# for the store's answer. The votes have had the time since the ruling.
-_PATIENCE_S = 0.5
+# for the store's answer. The votes have had the time since the ruling. Shorter after a wait in vain.
+_PATIENCE_S, _SHORT_PATIENCE_S = 0.5, 0.02
 # How often a rank looks whether another has withdrawn; less often in a large job, whose store serves all ranks.
 _LOOK_S, _LOOKS_PER_S = 1.0, 100
 _FAR = 2**62
@@ -51,6 +51,7 @@ class Keeping:
         self._vote: Vote | None = None
         self._watch: _Watch | None = None
         self._is_paused = False
+        self._patience_s = _PATIENCE_S
         self._numbers: SequenceNumbers | None = None  # of collectives when the open step began, while it is on
 
     @property
@@ -130,10 +131,11 @@ class Keeping:
         assert vote is not None
         assert watch is not None
         assert self._arm is not None
-        if not vote.done.wait(_PATIENCE_S):
+        if not vote.done.wait(self._patience_s):
             vote.hurry()
-            vote.done.wait(_PATIENCE_S)
+            vote.done.wait(self._patience_s)
         decision = vote.decision
+        self._patience_s = _PATIENCE_S if decision is not None and decision.agreed else _SHORT_PATIENCE_S
         if decision is None:
             # The others may have read a yes.
             self._end("the job's store did not answer in time")

@@ -283,3 +283,29 @@ def test_an_arm_that_was_given_up_starts_anew_with_the_job() -> None:
     assert decider.choose(101, 101 * WINDOW_S, ARM_STEPS).arm == ""
     resumed = decider_of("fast", earlier=(report("fast", 1, 0.1),), decided=decided)
     assert resumed.choose(0, 0.0, ARM_STEPS) == ("fast", True, 0, 0.0, "")
+
+
+def test_a_resumed_job_pays_first_for_what_the_earlier_start_owed() -> None:
+    owing = msgspec.structs.replace(decider_of("fast").decision(), cost_s=12.0, training_s=1000.0)  # 5 s would be paid
+    resumed = decider_of("fast", decided=owing)
+    assert resumed.choose(0, 0.0, ARM_STEPS).wait_s == pytest.approx(7.0 / BUDGET)
+    assert resumed.choose(2, 7.1 / BUDGET, ARM_STEPS).arm == "fast"
+
+
+def test_a_resumed_job_knows_what_the_windows_of_an_arm_cost() -> None:
+    resumed = decider_of("slow", earlier=(report("slow", 1, -0.01, lost_ms=3000.0),))
+    assert resumed.choose(0, 0.0, ARM_STEPS).wait_s == pytest.approx(3.0 / BUDGET)
+    assert resumed.choose(1, 3.1 / BUDGET, ARM_STEPS)[:2] == ("slow", False)
+
+
+def test_an_arm_whose_checks_are_all_cut_short_is_no_longer_kept() -> None:
+    decider = decider_of("fast")
+    run(decider, {"fast": 0.10}, range(40))
+    assert decider.kept == "fast"
+    checked = 0
+    for window in range(40, 200):
+        if decider.choose(window, window * WINDOW_S, ARM_STEPS).arm:
+            checked += 1
+            decider.record(report("fast", window, 0.1, complete=False, problems=("cut short",)), COST_S)
+    assert (checked, decider.kept) == (4, "")
+    assert [one.why for one in decider.decision().left_out] == [Why.UNMEASURED]

@@ -18,6 +18,8 @@ from overlap_callbacks.gate.arms import BaseArm, Keep
 from overlap_callbacks.monitor.background.budget import Skip
 from overlap_callbacks.sinks.jsonl import EarlierStarts, earlier_starts
 
+# A window without a result at so many later ones: reports are stuck, and none would tell that an arm stops winning.
+_UNHEARD = 4
 # Maximum time that the order check waits for the record of earlier starts, which is read on the reporting thread.
 _READ_S = 1.0
 
@@ -61,6 +63,7 @@ class Deciding:
         self._said: Decision | None = None
         self._same_order: set[str] = set()  # arms with which all ranks issue the same collectives
         self._asked: tuple[int, float] | None = None  # the last window asked for, and when
+        self._awaited: int | None = None  # the first window that was chosen since the last result
 
     def open(self, record: Path | None, run: RunInfo) -> None:
         """Begin, with what the record has of earlier starts if their job was configured as this one, ``run``."""
@@ -86,12 +89,21 @@ class Deciding:
             self._said = decided or self._decider.decision()
         self._is_open.set()
 
-    @property
-    def kept(self) -> str:
-        """The arm to have turned on between windows; empty for the job's own setting."""
+    def kept(self, window: int) -> str:
+        """The arm to have turned on after a window; empty for the job's own setting."""
         with self._lock:
-            kept = "" if self._decider is None else self._decider.decision().kept
-            return kept if kept in self._same_order else ""
+            kept = "" if self._decider is None else self._decider.kept
+            heard = self._awaited is None or abs(window - self._awaited) <= _UNHEARD
+            return kept if heard and kept in self._same_order else ""
+
+    def has_slowed(self, window: int) -> bool:
+        """Whether the job has slowed down by all that the best arm wins, at a window that cannot check it."""
+        if not self._lock.acquire(blocking=False):  # the training thread asks too
+            return False
+        try:
+            return self._decider is not None and self._decider.has_slowed(window, self._now_s())
+        finally:
+            self._lock.release()
 
     def choose(self, window: int, arm_steps: int) -> tuple[ChosenArm | None, Skip | None]:
         """The arm of a window, or why there is none."""
@@ -106,6 +118,7 @@ class Deciding:
             choice = self._decider.choose(window, now_s, arm_steps)
             before, self._asked = self._asked, (window, now_s)
         if choice.arm:
+            self._awaited = window if self._awaited is None else self._awaited
             return ChosenArm(choice.arm, choice.trial, self._arms[choice.arm].sequential), None
         next_window = choice.next_window
         if choice.wait_s > 0 and before is not None and window > before[0]:
@@ -117,12 +130,14 @@ class Deciding:
     def lost(self, name: str, cost_s: float = 0.0) -> None:
         """A window or trial of an arm that was chosen has no result."""
         with self._lock:
+            self._awaited = None
             if self._decider is not None:
                 self._decider.lost(name, cost_s)
 
     def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
         """Note the report of a window, and what it is charged."""
         with self._lock:
+            self._awaited = None
             if self._decider is None:
                 return
             if report.complete and isinstance(report, ArmReport):
@@ -132,6 +147,7 @@ class Deciding:
     def record_trial(self, name: str, extra_s: float | None, cost_s: float) -> None:
         """Note by how much the one step of a trial was longer than usual (None: not known), and what it is charged."""
         with self._lock:
+            self._awaited = None
             if self._decider is not None and extra_s is not None:
                 self._decider.record_trial(name, extra_s, cost_s)
             elif self._decider is not None:

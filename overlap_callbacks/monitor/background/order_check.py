@@ -215,15 +215,18 @@ class OrderChecker:
     def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
         if check.given_up:
             return
-        quick, skip, chosen = False, None, None
+        quick, skip, chosen, keep = False, None, None, ""
         deciding = self._deciding if check.quick is None and check.window is not None else None
         try:
             if check.quick is not None:
                 quick, skip = check.quick.goes_on(), check.quick.skip()
             elif self._channel.job.rank == 0:
                 skip = self._budget.skip(check.window)
-            if deciding is not None and check.window is not None and skip is None:
-                chosen, skip = deciding.choose(check.window, check.arm_steps)
+            if deciding is not None and check.window is not None:
+                slowed = skip is not None and deciding.has_slowed(check.window)
+                if skip is None:
+                    chosen, skip = deciding.choose(check.window, check.arm_steps)
+                keep = "" if slowed else deciding.kept(check.window)
             check.ruling = check_order(
                 self.exchange,
                 check.key,
@@ -236,7 +239,7 @@ class OrderChecker:
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
                 chosen=chosen,
-                keep="" if deciding is None else deciding.kept,
+                keep=keep,
                 verdicts=self._verdicts,
             )
         except Exception as error:

@@ -1,0 +1,82 @@
+"""Which arm rank 0 has turned on, where a report is stuck or the job has slowed down."""
+
+from __future__ import annotations
+
+import math
+
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.gate.arms import Arm, Keep
+from overlap_callbacks.monitor.background.deciding import Deciding
+from tests.report.runs import run_info
+
+WINDOW_S, ARM_STEPS = 1000.0, 24
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def report(window: int, log_speedup: float = 0.1, same_order: bool | None = None) -> ArmReport:
+    return ArmReport(
+        arm=ComparedArm("fast", equal_results=True), num_ranks=2, window=window, first_step=100 * window, num_steps=50,
+        complete=True, control=False, world_size=2, backend="gloo", device="cpu", valid=True, problems=(),
+        speedup=Estimate(math.expm1(log_speedup), None, None, 16, 8, 0.01, 10.0), same_order=same_order,
+    )  # fmt: skip
+
+
+def deciding_at(clock: Clock, *, same_order: bool | None = True) -> tuple[Deciding, int]:
+    """A job that keeps an arm, or would if ranks issued the same collectives; and its next window."""
+    arm = Arm("fast", lambda: None, lambda: None, equal_results=True)
+    deciding = Deciding(Keep(), keeps=True, arms=[arm], now_s=clock)
+    deciding.available = ("fast",)
+    deciding.open(None, run_info())
+    for window in range(40):
+        clock.now_s = window * WINDOW_S
+        chosen, _ = deciding.choose(window, ARM_STEPS)
+        if chosen is not None and chosen.trial:
+            deciding.record_trial("fast", 0.0, 0.1)
+        elif chosen is not None:
+            deciding.record(report(window, same_order=same_order), 1.0)
+    return deciding, 40
+
+
+def test_an_arm_is_kept_only_with_the_same_collectives_on_all_ranks() -> None:
+    for same_order in (True, False, None):
+        deciding, window = deciding_at(Clock(), same_order=same_order)
+        assert deciding.kept(window) == ("fast" if same_order else "")
+
+
+def test_an_arm_is_off_while_the_report_of_its_check_is_stuck() -> None:
+    clock = Clock()
+    deciding, window = deciding_at(clock)
+    while True:
+        clock.now_s += WINDOW_S
+        if deciding.choose(window, ARM_STEPS)[0] is not None:
+            break
+        assert deciding.kept(window) == "fast"
+        window += 1
+    assert deciding.kept(window) == "fast"
+    # Whether or not the budget lets windows open meanwhile.
+    assert deciding.kept(window + 5) == ""
+    for later in range(window + 1, window + 12):
+        clock.now_s += WINDOW_S
+        deciding.choose(later, ARM_STEPS)
+    assert deciding.kept(window + 11) == ""
+    deciding.record(report(window + 10, same_order=True), 1.0)
+    assert deciding.kept(window + 11) == "fast"
+
+
+def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_do_not_open() -> None:
+    for slows in (False, True):
+        clock = Clock()
+        deciding, window = deciding_at(clock)
+        clock.now_s = window * WINDOW_S
+        assert not deciding.has_slowed(window)
+        clock.now_s += (1.2 if slows else 1.0) * WINDOW_S
+        assert deciding.has_slowed(window + 1) is slows
+        assert (deciding.choose(window + 1, ARM_STEPS)[0] is not None) is slows  # checked at once
