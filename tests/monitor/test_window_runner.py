@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +128,15 @@ def test_windows_that_rank_0_has_left_out_already_are_not_opened() -> None:
     assert bench.reporter.left_out == [(0, "why"), (1, "why"), (2, "why")]  # each as it comes
     assert bench.reporter.windows == [(3, True)]
     assert len(bench.gate.modes) == 1 + 5
+
+
+def test_where_the_job_has_slowed_down_an_arm_is_put_back_at_a_window_that_is_not_opened() -> None:
+    bench = Bench(Ruling(Decision.SKIPPED, "why", next_window=4))
+    runner, put_back = windows(bench), []
+    bench.slot.acquire().deciding = SimpleNamespace(has_slowed=lambda window: window == 2)
+    bench.slot.keeping.end = lambda _: put_back.append(len(bench.reporter.left_out))
+    run(runner, *range(2 + 10 * 4))
+    assert put_back == [2]  # at the third one
 
 
 def test_a_step_number_that_goes_back_begins_anew() -> None:
