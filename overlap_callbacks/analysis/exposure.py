@@ -174,9 +174,15 @@ def exposed_parts(found: Exposure, style: Style = PLAIN) -> tuple[str, list[str]
     total_ms = found.exposed_ms
     if not total_ms > 0:
         return "", []
-    # If no single size has most of it, name kinds and places instead.
-    rows = found.rows if found.rows[0].exposed_ms >= total_ms / 2 or not found.places else found.places
-    named = [row for row in rows[:_MAX_NAMED] if row.exposed_ms >= _NAMED * total_ms] or rows[:1]
+
+    def most_of(rows: Sequence[ExposedCollective]) -> Sequence[ExposedCollective]:
+        return [row for row in rows[:_MAX_NAMED] if row.exposed_ms >= _NAMED * total_ms] or rows[:1]
+
+    # If no single size has most of it, or sizes are the same in words, name kinds and places instead.
+    named = most_of(found.rows)
+    alike = len({(row.collective, row.dimension, row.place, size_in_words(row)) for row in named}) < len(named)
+    if found.places and (alike or found.rows[0].exposed_ms < total_ms / 2):
+        named = most_of(found.places)
 
     def part(row: ExposedCollective) -> str:
         share = "all" if row.exposed_ms >= _ALL * total_ms else _ms(row.exposed_ms, style)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Work that takes longer than this shows its progress.
 PATIENCE_S = 2.0
+_MOST_RUNS = 5  # of several, on the short screen
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -152,6 +153,7 @@ def print_comparison(runs: Sequence[Path], everything: bool) -> None:
     """Print which of several runs is the fastest and the headline of each, or ``everything``."""
     from rich.text import Text
 
+    from overlap_callbacks.analysis.formatting import count
     from overlap_callbacks.analysis.headline import run_headline
     from overlap_callbacks.report.views.comparison import head_lines
     from overlap_callbacks.report.views.runs import distinct_names, runs_document
@@ -165,10 +167,15 @@ def print_comparison(runs: Sequence[Path], everything: bool) -> None:
     print_tables(Text(first, "bold"))
     for line in more:
         print_tables(Text(line))
-    for name, record in zip(names, records, strict=True):
+    few = len(runs) == 2  # of more runs the first sentence, and the first runs: some 20 lines in all
+    shown = list(zip(names, records, strict=True))[:_MOST_RUNS]
+    for name, record in shown:
         found = run_headline(record.summary, len(record.arms))
-        print_tables(Text(f"\n{name}: {' '.join([found.sentence, *found.also])}"))
-    print_tables(Text(f"\nAll tables: overlap show {shlex.join(map(str, runs))} --all", "dim"))
+        above = "\n" if few or record is records[0] else ""
+        print_tables(Text(f"{above}{name}: {' '.join([found.sentence, *(found.also if few else ())])}"))
+    left_out = len(runs) - len(shown)
+    tables = f"{count(left_out, 'more run')}, and all tables" if left_out else "All tables"
+    print_tables(Text(f"\n{tables}: overlap show {shlex.join(map(str, runs))} --all", "dim"))
 
 
 def program() -> str:

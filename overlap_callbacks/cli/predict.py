@@ -89,6 +89,8 @@ _message_options = with_options(
     heading="Messages",
 )
 
+# The job where none is given, and the ranks where no size of the layout is.
+_MODEL, _RANKS = "gpt3-6.7b", 8
 # Options that do not affect a job's messages.
 _NOT_CHECKED = (
     "what_if", "messages", "all_ranks", *RATES, "latency", "utilisation", "memory", *MATRIX_PARAMETERS,
@@ -125,7 +127,9 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
         require("matplotlib", "plots")
     try:
         check_hardware(given)
+        assumed = [] if check is not None else _assume(given)
         job, notes = _job(given)
+        notes[:0] = assumed
         if check is not None:
             rows = _checked(job, check)
             if as_json:
@@ -239,6 +243,25 @@ def _heads(hidden: int, tp: int) -> int:
     possible = tp > 0 and 0 < hidden <= MAX_SIZE
     allowed = [heads for heads in divisors(hidden) if heads % tp == 0] if possible else []
     return min(allowed, key=lambda heads: abs(hidden / heads - 64), default=1)
+
+
+def _assume(given: dict[str, Any]) -> list[str]:
+    """Choose a model and a layout where the user gave neither name nor size, and say what was chosen."""
+    from overlap_callbacks.analysis.communication import step_time
+    from overlap_callbacks.analysis.communication.model_shape import ModelShape
+
+    assumed = []
+    if not any([given.get(name) is not None for name in ("model_name", *ModelShape.__struct_fields__)]):
+        given["model_name"] = _MODEL
+        assumed.append(f"assumed, as no model is given: {_MODEL} (--model)")
+    if not any(map(is_given, ("pp", "tp", "dp", "ep", "replicas", "stages", "chunks"))):
+        sizes = (1, 2, 4, 8) if given["layout"] in ("megatron", _MEGATRON_LM) else (1,)
+        for tp in sizes:  # the fewest tensor-parallel ranks whose device has memory enough
+            given |= {"tp": tp, "dp": _RANKS // tp}
+            if step_time.memory_bytes(_job(given)[0]) <= (given["memory"] or 80) * _GIB:
+                break
+        assumed.append(f"assumed, as no layout is given: {_RANKS} ranks, TP {given['tp']} x DP {given['dp']}")
+    return assumed
 
 
 def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:

@@ -9,7 +9,15 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.apart import change, level, would_do
-from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, decimals_of, listed, short_kernel_name
+from overlap_callbacks.analysis.formatting import (
+    PLAIN,
+    change_in_words,
+    count,
+    decimals_of,
+    includes_zero,
+    listed,
+    short_kernel_name,
+)
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -242,8 +250,10 @@ def headline(found: Verdict) -> str:
     base = PLAIN.quantity(found.run.value / (1 + found.change.value), "ms")
     ends = PLAIN.interval(found.change, "fraction", signed=True)
     bounds = f" (99% interval {ends})" if ends else ""
-    longer = change_in_words(found.change.value, "longer", "shorter")
-    says = f"a step takes {step}, {longer} than the {base} of {several}{bounds}."
+    longer = f", {change_in_words(found.change.value, 'longer', 'shorter')} than"
+    says = (
+        f"a step takes {step}{' against' if includes_zero(found.change) else longer} the {base} of {several}{bounds}."
+    )
     if found.answer is Answer.SLOWER:
         return f"Regression: {says}"
     if found.answer is Answer.NOT_SLOWER:

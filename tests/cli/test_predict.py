@@ -34,6 +34,20 @@ def predict(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+def test_where_no_job_is_given_one_is_assumed_that_fits_and_communicates_and_it_says_so() -> None:
+    for given, layout in (
+        ((), "TP 2 x DP 4"),
+        (("--model", "llama2-13b"), "TP 8 x DP 1"),
+        (("--layout", "fsdp2"), "TP 1 x DP 8"),
+    ):
+        found = predict(*given)
+        assert (found["world_size"], found["memory_bytes"] <= found["device_bytes"]) == (8, True)
+        assert found["messages"]
+        assert f"assumed, as no layout is given: 8 ranks, {layout}" in found["notes"]
+        assert ("assumed, as no model is given: gpt3-6.7b (--model)" in found["notes"]) is ("--model" not in given)
+    assert not any(["no layout" in note for note in predict("--model", "gpt3-6.7b", "--pp", "2")["notes"]])
+
+
 def error(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["predict", *arguments])
     assert result.exit_code == 2
@@ -174,7 +188,7 @@ def test_predict_and_study_know_the_same_models() -> None:
     for name in PRESETS:
         assert MODELS[name].shape == PRESETS[name]  # type: ignore[union-attr]
     assert PRESETS["gpt3-xl"] == PRESETS["gpt3-1.3b"]
-    result = invoke("predict", "--tp", "2")
+    result = invoke("predict", "--layers", "2")
     assert all(name in result.stderr for name in PRESETS)
 
 
@@ -322,7 +336,7 @@ def test_tables_name_operators_and_peers_in_narrow_terminals() -> None:
     # The second stage sends to the third and to the first.
     for peer in ("to 16", "to 0", "from 16", "from 0"):
         assert f" {peer} " in result.output
-    alone = CliRunner().invoke(main, ["predict", "--model", "gpt2"], env={"COLUMNS": "200"})
+    alone = CliRunner().invoke(main, ["predict", "--model", "gpt2", "--dp", "1"], env={"COLUMNS": "200"})
     assert "on 1 rank, 1 micro-batch a step" in alone.output
     assert "Nothing is sent: every group has one rank." in alone.output
 

@@ -172,6 +172,20 @@ def test_every_run_fits_in_twenty_lines_and_nothing_that_a_reader_needs_is_cut(t
         assert all(later > place + 1 for place, later in pairwise(blank))
 
 
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_several_runs_fit_in_some_twenty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    names = [f"run-{place}" for place in range(number)]
+    for place, name in enumerate(names):
+        recorded(tmp_path / name, list(RUNS)[place], running=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = invoke("show", *names).stdout
+    assert shown.count("\n") <= 20
+    assert all([f"{name}: " in shown for name in names])
+    many = invoke("show", *names, *names).stdout if number == 5 else ""
+    assert ("5 more runs, and all tables: overlap show" in many) is (number == 5)
+
+
 def test_where_nothing_overlaps_the_one_step_to_take_has_a_number_and_a_command(tmp_path: Path) -> None:
     profiled = tuple(
         [

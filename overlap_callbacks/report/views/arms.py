@@ -36,7 +36,8 @@ def _answer(rows: list[ArmSummary]) -> str:
     if best.control:
         return f"{best.verdict()}."
     if best.speedup.value > 0 and best.speedup.ci_low is not None and not includes_zero(best.speedup):
-        return f"{best.arm.name} is the best arm: {best.verdict()}."
+        which = "" if best.arm.equal_results else ", which changes results,"
+        return f"{best.arm.name}{which} is the best arm: {best.verdict()}."
     if any(row.speedup is None or row.speedup.ci_low is None or includes_zero(row.speedup) for row in rows):
         return "No arm is known to make steps shorter: where one seems to, that is within noise or inconclusive."
     return "No arm makes steps shorter."
