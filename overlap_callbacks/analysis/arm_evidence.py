@@ -23,8 +23,8 @@ _SLOWED, _PACES = 1.03, 8
 # has favoured the first of several. By ``benchmarks/deciding.py``: an arm of 5 % that turns 5 % slower is given up
 # after some 6 windows, one that goes on winning in some 2 % of jobs.
 _EVIDENCE, _DOUBT, _PART = math.log(50), 0.7, 0.6
-# Wider intervals, as logarithms, show nothing.
-_MOST_SHOWN = 1.0
+# Wider intervals, as logarithms, show nothing, and a window with such an error is none; a record may hold any number.
+_MOST_SHOWN, _MOST_ERROR = 1.0, 100.0
 
 
 @dataclass(eq=False)
@@ -70,14 +70,16 @@ class ArmEvidence:
 
     def add(self, speedup: Estimate | None, pooling: Pooling) -> bool:
         """Add a window; False if it says nothing of the arm."""
-        if speedup is None or speedup.standard_error is None or not speedup.value > -1:
+        error = math.inf if speedup is None or speedup.standard_error is None else speedup.standard_error
+        if speedup is None or not (0 <= error < _MOST_ERROR and speedup.value > -1):
             self.in_vain += 1
             return False
         self.in_vain = 0
         self.windows.append(speedup)
         self.logs.append(math.log1p(speedup.value))
-        self.variances.append(speedup.standard_error**2)
-        self.degrees.append(speedup.degrees_of_freedom or 1.0)
+        self.variances.append(error**2)
+        degrees = speedup.degrees_of_freedom
+        self.degrees.append(degrees if degrees and degrees > 0 else 1.0)
         self.center, self.error, self.half = _interval(self.logs, self.variances, self.degrees, pooling)
         return True
 

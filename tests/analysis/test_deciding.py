@@ -298,6 +298,13 @@ def test_a_resumed_job_knows_what_the_windows_of_an_arm_cost() -> None:
     assert resumed.choose(1, 3.1 / BUDGET, ARM_STEPS)[:2] == ("slow", False)
 
 
+@pytest.mark.parametrize("error", [1e308, -1.0, None])
+def test_a_window_of_an_impossible_error_says_nothing(error: float | None) -> None:
+    told = report("fast", 1, 0.1, speedup=Estimate(0.1, None, None, 16, 8, error, -1.0))
+    resumed = decider_of("fast", earlier=(told, report("fast", 2, 0.1)))
+    assert len(resumed._arms["fast"].windows) == 1
+
+
 def test_an_arm_whose_checks_are_all_cut_short_is_no_longer_kept() -> None:
     decider = decider_of("fast")
     run(decider, {"fast": 0.10}, range(40))
