@@ -1,4 +1,4 @@
-"""``benchmarks/deciding.py``: some of its jobs, and its committed table holds what docs/arms.md promises."""
+"""Benchmarks of jobs that decide: some replays, and the committed tables hold what docs/arms.md promises."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import deciding as bench
+from benchmarks import deciding_live
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "deciding.json"
+LIVE_TABLE = TABLE.with_name("deciding-live.json")
 
 
 def jobs_of(scenario: str, number: int = 8) -> list[bench.Replay]:
@@ -48,3 +50,17 @@ def test_the_table_holds_what_is_promised() -> None:
         if name.startswith(("nothing differs", "all are")):
             assert row["kept_nothing_ever"] >= 1 - bench.WRONG, name
     assert rows["four arms, recorded"]["kept_at_end"]["faster"] == pytest.approx(1, abs=0.1)
+
+
+def test_the_table_of_live_jobs_holds_what_is_promised() -> None:
+    jobs = json.loads(LIVE_TABLE.read_text())["jobs"]
+    assert len(jobs) == len({job["seed"] for job in jobs}) == 20
+    assert {job["kind"] for job in jobs} == set(deciding_live.KINDS)
+    assert sum(job["wrong"] for job in jobs) <= bench.WRONG * len(jobs)
+    for job in jobs:
+        assert job["identical"], job
+        assert job["alike"], job
+        assert job["put_back"], job
+        assert job["over_budget_s"] <= 0, job
+        if job["kind"] == "none":
+            assert not job["kept_steps"], job
