@@ -144,13 +144,14 @@ class Training:
     Args:
         rank: seeds the data.
         extra: communication of the user's own, in each step; gets the number of the step.
+        width: of its layers.
     """
 
-    def __init__(self, rank: int, extra: Callable[[int], object] | None = None) -> None:
+    def __init__(self, rank: int, extra: Callable[[int], object] | None = None, width: int = 32) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU()]
-        net = torch.nn.Sequential(*layers, torch.nn.Linear(32, 1))
+        layers = [torch.nn.Linear(16, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
+        net = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
         self._device = device_of(rank)
         self.model = DistributedDataParallel(net.to(self._device), bucket_cap_mb=0.002)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, momentum=0.9)

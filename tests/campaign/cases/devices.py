@@ -95,6 +95,17 @@ _enter(
     "nccl-error-raised", "the same; the watchdog aborts the communicator alone, and the next collective raises "
     "(`TORCH_NCCL_ASYNC_ERROR_HANDLING=2`)", "1:nccl=6", "collective", abort_and_raise, **_ENDS_SLOWLY,
 )  # fmt: skip
+
+
+def tear_down(rank: Rank) -> None:
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    train_on(rank)
+
+
+_enter(
+    "nccl-error-torn-down", "the same; the watchdog aborts the communicators, and then the process "
+    "(`TORCH_NCCL_ASYNC_ERROR_HANDLING=1`)", "1:nccl=6", "collective", tear_down, **_ENDS_SLOWLY,
+)  # fmt: skip
 for _name, _error, _what in (
     ("device-lost", 719, "unspecified launch failure"), ("device-ecc", 214, "uncorrectable ECC error"),
     ("device-unavailable", 46, "busy or unavailable"),
@@ -186,3 +197,45 @@ def leave_out_without_memory(rank: Rank) -> None:
         training.num_steps += 1
     rank.train(training, 60 - _TIMED_STEP)
     monitor.close()
+
+
+def _check_without_memory(rank: Rank, *, taken: bool) -> None:
+    rank.start()
+    training = Training(rank.number, width=_WIDE)
+    device = device_of(rank.number)
+    batch = torch.ones(8, 16, device=device)
+    rank.train(training, 3)
+    if rank.number == 1:
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(device) / total, device)
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                kept.append(torch.empty(_WIDE, _WIDE, device=device))
+        if taken and rank.library:
+            from overlap_callbacks.instruments import device as devices
+
+            devices.free_bytes = lambda device, share: float(total)  # as before another process took the memory
+    repeat: dict[str, Any] = {"repeat_step": lambda: training.model(batch).square().mean().backward()}
+    monitor = rank.attach(training, model=training.model, check_gradients=True, **repeat)
+    rank.train(training, 18)
+    monitor.close()
+
+
+_WIDE = 384  # a layer's gradient then fills most of a block of the allocator's
+_NO_MEMORY: dict[str, Any] = {"device_runs": 3, "bound_s": 25.0}
+
+
+@case(
+    "race-without-memory", ON_DEVICES, "rank 1 has no memory for the race check (`set_per_process_memory_fraction`)",
+    says=r"no step was checked: cuda:1 has not the memory", **_NO_MEMORY,
+)  # fmt: skip
+def check_without_memory(rank: Rank) -> None:
+    _check_without_memory(rank, taken=False)
+
+
+@case(
+    "race-memory-taken", ON_DEVICES, "another process takes rank 1's memory before the race check can",
+    says=r"no step was checked: what a repeated step may change could not be held: CUDA out of memory", **_NO_MEMORY,
+)  # fmt: skip
+def check_with_memory_taken(rank: Rank) -> None:
+    _check_without_memory(rank, taken=True)

@@ -38,6 +38,7 @@ def switch_one_off(rank: Rank) -> None:
     GROUP,
     "rank 1 has the blocks `SOOS`, rank 0 `OSSO`",
     says=r"measuring is switched off: the ranks are set up differently",
+    device_runs=3,
 )
 def differ_in_schedule(rank: Rank) -> None:
     rank.start()
@@ -72,7 +73,7 @@ def _attach_late(rank: Rank, **options: Any) -> None:
 
 @case(
     "late-attach", GROUP, "rank 1 attaches five steps later, with the right `start_step`", bound_s=25.0,
-    says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)",
+    says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)", device_runs=3,
 )  # fmt: skip
 def attach_late(rank: Rank) -> None:
     _attach_late(rank, start_step=5)
@@ -81,7 +82,7 @@ def attach_late(rank: Rank) -> None:
 @case(
     "late-attach-shifted", GROUP, "rank 1 attaches five steps later, and numbers steps from 0",
     says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)|a window is left out",
-    bound_s=25.0, sentences=2,
+    bound_s=25.0, sentences=2, device_runs=3,
 )  # fmt: skip
 def attach_late_shifted(rank: Rank) -> None:
     _attach_late(rank)
@@ -93,6 +94,7 @@ def attach_late_shifted(rank: Rank) -> None:
     "`force(Mode.SEQUENTIAL)` on rank 0 alone",
     says=r"the mode stays overlapped",
     bound_s=25.0,
+    device_runs=3,
 )
 def force_alone(rank: Rank) -> None:
     rank.start()
@@ -113,6 +115,7 @@ def force_alone(rank: Rank) -> None:
     "rank 1 issues more collectives, on a group of its own",
     says="",
     may_be_silent=True,
+    device_runs=3,
 )
 def issue_alone(rank: Rank) -> None:
     rank.start()
@@ -169,7 +172,7 @@ def _change_order(rank: Rank, *, wait_between: bool) -> None:
 
 @case(
     "order-changes", GROUP, "the order of two groups' collectives changes on rank 1 after the order check",
-    says=r"a sequential step was left out", in_record=True, bound_s=30.0, runs=2,
+    says=r"a sequential step was left out", in_record=True, bound_s=30.0, runs=2, device_runs=3,
 )  # fmt: skip
 def change_order(rank: Rank) -> None:
     _change_order(rank, wait_between=False)
@@ -179,6 +182,7 @@ def change_order(rank: Rank) -> None:
     "order-deadlocks", GROUP,
     "the same where rank 1 waits for each: a sequential step would never end",
     says=r"did not finish within .* when it was serialised|rank 0 did not decide", bound_s=30.0, runs=2,
+    device_runs=3,
 )  # fmt: skip
 def change_order_and_wait(rank: Rank) -> None:
     _change_order(rank, wait_between=True)
