@@ -362,6 +362,7 @@ def _figures(name: str, ranks: int, of_way: list[Run], logs: list[DeviceLog], fo
     (window,) = record.read(file).windows
     if not window.valid:
         yield f"the window is not valid: {window.problems}"
+        return
     framework = FRAMEWORKS[name]
     if framework.has_shares:
         logs = of_one_transfer(logs)

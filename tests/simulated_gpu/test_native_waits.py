@@ -29,11 +29,9 @@ from overlap_callbacks import Mode
 from overlap_callbacks.gate.arms import OverlapSwitch
 from overlap_callbacks.integrations import _pytorch_ddp, _pytorch_fsdp
 from tests.distributed import run_ranks
-from tests.simulated_gpu import jobs
-from tests.simulated_gpu.left_out import Wait, waits_of
+from tests.simulated_gpu import jobs, left_out
+from tests.simulated_gpu.left_out import ByJob, Ran, Shown, Wait, host_ahead, waits_of
 from tests.simulated_gpu.parameters import Parameters
-from tests.simulated_gpu.test_waits import host_ahead
-from tests.simulated_gpu.truth import DeviceLog
 
 INTEGRATIONS = Path(_pytorch_ddp.__file__).parent
 # Of the host, for the job's store.
@@ -185,14 +183,6 @@ WRONG: dict[str, set[str]] = {
 # -- on the ranks
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A job with its switch unturned, then turned: when the host began each, and ended the second; its numbers."""
-
-    begun: tuple[int, ...]
-    numbers: list[list[float]]
-
-
 def _run(make: Callable[[torch.device], Job], device: torch.device) -> Ran:
     job = make(device)
     begun, found = [], []
@@ -212,8 +202,8 @@ def _run(make: Callable[[torch.device], Job], device: torch.device) -> Ran:
     return Ran((*begun, time.monotonic_ns()), [tensor.flatten().tolist() for tensor in found])
 
 
-def _run_all(rank: int, parameters: Parameters) -> tuple[int, dict[str, dict[str, Ran]]]:
-    found: dict[str, dict[str, Ran]] = {}
+def _run_all(rank: int, parameters: Parameters) -> tuple[int, ByJob]:
+    found: ByJob = {}
     with jobs.on_device(rank, parameters) as device:
         for name, leave_out in LEFT_OUT.items():
             with leave_out():
@@ -221,35 +211,21 @@ def _run_all(rank: int, parameters: Parameters) -> tuple[int, dict[str, dict[str
     return os.getpid(), found
 
 
-Found = tuple[dict[str, dict[str, list[Any]]], dict[str, dict[str, float]]]
-
-
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """By what is left out and by job: the numbers of both ranks, and the most that a turned step overlapped."""
-    folder = tmp_path_factory.mktemp("waits")
-    told = Parameters(computes=True, stall_s=30, log=folder / "log", kernel_us=300, collective_us=400)
-    ranks = run_ranks(_run_all, 2, told, backend="", timeout_s=240)
-    logs = [DeviceLog.read(folder / "log", process) for process, _ in ranks]
-    numbers: dict[str, dict[str, list[Any]]] = {name: {} for name in LEFT_OUT}
-    hidden: dict[str, dict[str, float]] = {name: {} for name in LEFT_OUT}
-    for name in LEFT_OUT:
-        for job in JOBS:
-            both = [found[name][job] for _, found in ranks]
-            steps = [log.steps(one.begun) for log, one in zip(logs, both, strict=True)]
-            numbers[name][job] = [one.numbers for one in both]
-            hidden[name][job] = max(turned.hidden_ms for _, turned in steps)
-            if job.startswith("DDP"):
-                assert min(unturned.hidden_ms for unturned, _ in steps) > 0, job  # there is something to serialise
-    return numbers, hidden
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Shown]]:
+    found = left_out.run(_run_all, tmp_path_factory.mktemp("waits"))
+    for of_name in found.values():
+        # There is something to serialise.
+        assert min(one.overlapped_ms for job, one in of_name.items() if job.startswith("DDP")) > 0
+    return found
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_wait_that_is_left_out_shows_as_overlap_or_in_the_numbers(ran: Found, name: str) -> None:
-    numbers, hidden = ran
-    assert {job for job, overlap in hidden[name].items() if overlap > 0} == OVERLAPS.get(name, set())
-    wrong = {job for job in JOBS if repr(numbers[name][job]) != repr(numbers["nothing"][job])}
-    assert wrong == WRONG.get(name, set())
+def test_a_wait_that_is_left_out_shows_as_overlap_or_in_the_numbers(
+    ran: dict[str, dict[str, Shown]], name: str
+) -> None:
+    assert left_out.overlapping(ran[name]) == OVERLAPS.get(name, set())
+    assert left_out.wrong(ran[name], ran["nothing"]) == WRONG.get(name, set())
 
 
 def test_every_wait_of_the_integrations_is_left_out_once() -> None:
@@ -265,7 +241,8 @@ def _without_names(*arguments: Any) -> jobs.Trained:
         return jobs._train(*arguments)
 
 
-@pytest.mark.parametrize("named", [True, False])
+# Where it is named, test_truth.py has the same of a job with FSDP2.
+@pytest.mark.parametrize("named", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_fsdps_copies_overlap_where_the_adapter_does_not_name_their_stream(named: bool, tmp_path: Path) -> None:
     told = Parameters(log=tmp_path / "log", stall_s=30, **jobs.TIMES, kernel_us=300)
     arguments = told, "fsdp2", str(tmp_path / "run"), {}

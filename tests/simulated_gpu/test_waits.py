@@ -7,13 +7,10 @@ The waits are found in the gate's source, and left out one at a time. Those on t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,12 +27,11 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.serialiser import StreamSerialiser
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from overlap_callbacks.instruments.valve import Valve
-from tests.distributed import run_ranks
 from tests.gate import test_serialiser as on_host
+from tests.simulated_gpu import left_out
 from tests.simulated_gpu.jobs import on_device
-from tests.simulated_gpu.left_out import Wait, waits_of
+from tests.simulated_gpu.left_out import ByJob, Ran, Shown, Wait, host_ahead, waits_of
 from tests.simulated_gpu.parameters import Parameters
-from tests.simulated_gpu.truth import DeviceLog
 
 GATE = Path(gate_module.__file__).parent
 # Waits on the host, and a test that fails without each.
@@ -282,39 +278,6 @@ WRONG = {"Gate._end_batch": {"messages"}}
 # -- on the ranks
 
 
-@contextlib.contextmanager
-def host_ahead() -> Iterator[None]:
-    """The device begins with what is enqueued here once all of it is."""
-    enqueued = threading.Event()
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    def function(_: int) -> None:
-        enqueued.wait()
-
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    assert ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(stream, function, None) == 0
-    try:
-        yield
-    finally:
-        enqueued.set()
-        torch.cuda.synchronize()
-
-
-@dataclass(frozen=True)
-class Ran:
-    """Two steps of a job, an overlapped one and a sequential one.
-
-    Attributes:
-        begun: when the host began each, and when it had ended the second.
-        numbers: of each step.
-        error: of the gate's own; empty if there was none.
-    """
-
-    begun: tuple[int, ...]
-    numbers: list[list[float]]
-    error: str
-
-
 def _run(job: Callable[[torch.device, Gate], Step], device: torch.device) -> Ran:
     gate = Gate()
     gate.register()
@@ -329,56 +292,42 @@ def _run(job: Callable[[torch.device, Gate], Step], device: torch.device) -> Ran
         expected = ExpectedSequence.of([CollectiveSequence.of(log.collectives, dist.get_rank())])
         numbers.append([value for one in found for value in one.tolist()])
     gate.close()
-    return Ran((*begun, time.monotonic_ns()), numbers, repr(gate.last_error or ""))
+    assert gate.last_error is None
+    return Ran((*begun, time.monotonic_ns()), numbers)
 
 
-def _run_all(rank: int, parameters: Parameters, names: list[str]) -> tuple[int, dict[str, dict[str, Ran]]]:
-    found: dict[str, dict[str, Ran]] = {}
+def _run_all(rank: int, parameters: Parameters) -> tuple[int, ByJob]:
+    found: ByJob = {}
     with on_device(rank, parameters) as device:
         warm = torch.ones(1, device=device)
         dist.all_reduce(warm)
         dist.batch_isend_irecv([dist.P2POp(op, warm.clone(), 1 - rank) for op in (dist.isend, dist.irecv)])
         torch.cuda.synchronize()
-        for name in names:
+        for name, leave_out in LEFT_OUT.items():
             # The valve too, although the ranks of these jobs have one communicator each.
-            with mock.patch.object(ExpectedSequence, "can_deadlock", True), LEFT_OUT[name]():
+            with mock.patch.object(ExpectedSequence, "can_deadlock", True), leave_out():
                 found[name] = {job: _run(make, device) for job, make in JOBS.items()}
     return os.getpid(), found
 
 
-Found = tuple[dict[str, dict[str, list[Any]]], dict[str, dict[str, float]]]
-
-
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """By what is left out and by job: the numbers of both ranks, and the most that a sequential step overlapped."""
-    folder = tmp_path_factory.mktemp("waits")
-    told = Parameters(computes=True, stall_s=30, log=folder / "log", kernel_us=300, collective_us=400)
-    ranks = run_ranks(_run_all, 2, told, list(LEFT_OUT), backend="", timeout_s=120)
-    logs = [DeviceLog.read(folder / "log", process) for process, _ in ranks]
-    numbers: dict[str, dict[str, list[Any]]] = {name: {} for name in LEFT_OUT}
-    hidden: dict[str, dict[str, float]] = {name: {} for name in LEFT_OUT}
-    for name in LEFT_OUT:
-        for job in JOBS:
-            both = [found[name][job] for _, found in ranks]
-            assert [one.error for one in both] == ["''"] * 2
-            steps = [log.steps(one.begun) for log, one in zip(logs, both, strict=True)]
-            numbers[name][job] = [one.numbers for one in both]
-            hidden[name][job] = max(sequential.hidden_ms for _, sequential in steps)
-            assert min(overlapped.hidden_ms for overlapped, _ in steps) > 0, job  # there is something to serialise
-    return numbers, hidden
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Shown]]:
+    found = left_out.run(_run_all, tmp_path_factory.mktemp("waits"))
+    for of_name in found.values():
+        assert min(one.overlapped_ms for one in of_name.values()) > 0  # there is something to serialise
+    return found
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_wait_that_is_left_out_shows_as_overlap_of_the_device(ran: Found, name: str) -> None:
-    assert {job for job, overlap in ran[1][name].items() if overlap > 0} == OVERLAPS[name]
+def test_a_wait_that_is_left_out_shows_as_overlap_of_the_device(ran: dict[str, dict[str, Shown]], name: str) -> None:
+    assert left_out.overlapping(ran[name]) == OVERLAPS[name]
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_wait_that_the_gate_takes_over_shows_in_the_numbers_when_it_is_left_out(ran: Found, name: str) -> None:
-    right = ran[0]["nothing"]
-    wrong = {job for job, numbers in ran[0][name].items() if repr(numbers) != repr(right[job])}
-    assert wrong == WRONG.get(name, set())
+def test_a_wait_that_the_gate_takes_over_shows_in_the_numbers_when_it_is_left_out(
+    ran: dict[str, dict[str, Shown]], name: str
+) -> None:
+    assert left_out.wrong(ran[name], ran["nothing"]) == WRONG.get(name, set())
 
 
 def test_every_wait_of_the_gate_is_left_out_once() -> None:
