@@ -156,7 +156,10 @@ class _Repetitions:
             reason = self._step.refusal() or _lacks_memory(self._step)
             if reason:
                 return reason, None, None
-            return "", HeldState(self._step), Reference(self._step.parameters())
+            held, reference = HeldState(self._step), Reference(self._step.parameters())
+            # Those of a repetition: torch keeps the memory, so that no other process takes it before.
+            Reference(self._step.parameters())
+            return "", held, reference
         except Exception as error:  # usually no memory for the copies
             return f"what a repeated step may change could not be held: {error}", None, None
 

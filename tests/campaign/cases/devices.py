@@ -77,8 +77,8 @@ _enter(
 _enter("nccl-error", "an asynchronous error of NCCL on rank 1", "1:nccl=6", "collective", **_ENDS)
 
 
-def abort_and_raise(rank: Rank) -> None:
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+def abort_and_raise(rank: Rank, handling: str = "2") -> None:
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = handling
     rank.start()
     training = Training(rank.number)
     kept.append(training)
@@ -91,28 +91,26 @@ def abort_and_raise(rank: Rank) -> None:
         rank.note(str(step), weights)
 
 
-_enter(
-    "nccl-error-raised", "the same; the watchdog aborts the communicator alone, and the next collective raises "
-    "(`TORCH_NCCL_ASYNC_ERROR_HANDLING=2`)", "1:nccl=6", "collective", abort_and_raise, **_ENDS_SLOWLY,
-)  # fmt: skip
-
-
 def tear_down(rank: Rank) -> None:
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    train_on(rank)
+    abort_and_raise(rank, "1")
 
 
 _enter(
-    "nccl-error-torn-down", "the same; the watchdog aborts the communicators, and then the process "
-    "(`TORCH_NCCL_ASYNC_ERROR_HANDLING=1`)", "1:nccl=6", "collective", tear_down, **_ENDS_SLOWLY,
+    "nccl-error-raised", "the same with `TORCH_NCCL_ASYNC_ERROR_HANDLING=2`: the next collective raises", "1:nccl=6",
+    "collective", abort_and_raise, **_ENDS_SLOWLY,
+)  # fmt: skip
+_enter(
+    "nccl-error-torn-down", "the same with `1`: the watchdog aborts the communicators too", "1:nccl=6",
+    "collective", tear_down, **_ENDS_SLOWLY,
 )  # fmt: skip
 for _name, _error, _what in (
-    ("device-lost", 719, "unspecified launch failure"), ("device-ecc", 214, "uncorrectable ECC error"),
-    ("device-unavailable", 46, "busy or unavailable"),
+    ("device-lost", 719, "the device of rank 1 is lost: unspecified launch failure"),
+    ("device-ecc", 214, "the same: uncorrectable ECC error"),
+    ("device-unavailable", 46, "the same: busy or unavailable"),
 ):  # fmt: skip
     _enter(
         _name,
-        f"the device of rank 1 is lost: {_what}",
+        _what,
         f"1:device={_error}",
         "kernel",
         **(_ENDS if _error == 719 else _ENDS_SLOWLY),
@@ -135,7 +133,7 @@ _enter(
     "cupti-lost", "one of 50 kernels has no record", "lost_records=50", run=train_and_close, **_PROFILE,
 )  # fmt: skip
 _enter(
-    "cupti-late", "records come late: those of the last 5 ms with the next profile", "late_records=5000",
+    "cupti-late", "records of the last 5 ms come with the next profile", "late_records=5000",
     run=train_and_close, **_PROFILE,
 )  # fmt: skip
 _enter(
@@ -183,7 +181,7 @@ def run_out_of_memory(rank: Rank) -> None:
 
 
 @case(
-    "out-of-memory-skipped", ON_DEVICES, "all ranks run out of memory in the same step, and leave it out",
+    "out-of-memory-skipped", ON_DEVICES, "all ranks run out of memory in a step, and leave it out",
     device_runs=3, says=r"", may_be_silent=True,
 )  # fmt: skip
 def leave_out_without_memory(rank: Rank) -> None:
@@ -234,7 +232,7 @@ def check_without_memory(rank: Rank) -> None:
 
 
 @case(
-    "race-memory-taken", ON_DEVICES, "another process takes rank 1's memory before the race check can",
+    "race-memory-taken", ON_DEVICES, "another process takes it before the race check can",
     says=r"no step was checked: what a repeated step may change could not be held: CUDA out of memory", **_NO_MEMORY,
 )  # fmt: skip
 def check_with_memory_taken(rank: Rank) -> None:

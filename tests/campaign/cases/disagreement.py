@@ -80,7 +80,7 @@ def attach_late(rank: Rank) -> None:
 
 
 @case(
-    "late-attach-shifted", GROUP, "rank 1 attaches five steps later, and numbers steps from 0",
+    "late-attach-shifted", GROUP, "the same, with steps numbered from 0",
     says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)|a window is left out",
     bound_s=25.0, sentences=2, device_runs=3,
 )  # fmt: skip
