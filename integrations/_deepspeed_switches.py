@@ -10,7 +10,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from overlap_callbacks.gate.arms import OverlapSwitch, RefusedError, ZeroPrefetchBucket
+from overlap_callbacks.gate.arms import ZeroPrefetchBucket
+from overlap_callbacks.gate.switches import OverlapSwitch, RefusedError
 
 from .base import lacks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch, RefusedError
+from overlap_callbacks.gate.switches import AttributeSwitch, OverlapSwitch, RefusedError
 
 # With these settings the switches were verified to leave the weights bit-identical. Tensor, context and expert
 # parallelism also have communication that no switch reaches.

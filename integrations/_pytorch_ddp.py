@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.gate.arms import OverlapSwitch, RefusedError
+from overlap_callbacks.gate.switches import OverlapSwitch, RefusedError
 from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.clocks import StepClock
 

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch, Prefetch, RefusedError, Reshard
+from overlap_callbacks.gate.arms import Prefetch, Reshard
+from overlap_callbacks.gate.switches import AttributeSwitch, OverlapSwitch, RefusedError
 
 from .base import check_version, missing_of, torch_lacks
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
-from overlap_callbacks.gate.arms import OverlapSwitch
+from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.monitor.config import default_sinks
 from overlap_callbacks.sinks import FunctionSink
 

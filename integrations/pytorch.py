@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
-from overlap_callbacks.gate.arms import Offers, OverlapSwitch
+from overlap_callbacks.gate.arms import Offers
+from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.instruments import device
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp

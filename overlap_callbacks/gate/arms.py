@@ -1,13 +1,11 @@
 """Arms: alternatives that the job's own configuration is compared with, one per window.
 
 An arm is sequential steps, or any switch that can be turned between two steps. It turns a ``Switch``: its own, or one
-that the framework's adapter offers under ``needs``. A switch turned wrongly corrupts training without an error. So it
-changes only what the job was built for, only between steps, reads back the effective value, and restores the original.
+that the framework's adapter offers under ``needs``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,128 +14,8 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
-from overlap_callbacks.gate.interruptions import is_from_handler
+from overlap_callbacks.gate.switches import AttributeSwitch, FunctionSwitch, RefusedError, Switch
 from overlap_callbacks.instruments import device
-
-
-class RefusedError(RuntimeError):
-    """A step or a switch that is refused by design: no error of the library."""
-
-
-class Switch:
-    """Interface of a switch. Both methods are called on the training thread, between steps.
-
-    Attributes:
-        name: for the record, e.g. ``overlap_comm``.
-        sequential: whether steps are sequential while it is turned.
-        only_between_steps: it cannot be restored within a step. ``close()`` then restores it when the step has ended.
-        begins_with_communication: a step without a collective so far counts as not begun, as when a loop has ended.
-    """
-
-    name = "switch"
-    sequential = False
-    only_between_steps = True
-    begins_with_communication = False
-
-    def apply(self) -> None:
-        """Turn it for the following steps. RuntimeError, if it had no effect or was changed, ends measuring."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Restore the job's original setting. Must not raise; may be called twice."""
-        raise NotImplementedError
-
-
-class OverlapSwitch(Switch):
-    """A framework's own overlap switches; turned, they make steps sequential."""
-
-    name = "native"
-    sequential = True
-    only_between_steps = False
-
-    def apply(self) -> None:
-        self.disable()
-
-    def disable(self) -> None:
-        """Disable overlap for the following steps; see ``Switch.apply``."""
-        raise NotImplementedError
-
-
-class AttributeSwitch(Switch):
-    """Base of switches that set attributes of objects and restore their values."""
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
-
-    def keep(self, holder: Any, name: str) -> None:
-        """Make ``restore`` restore this attribute."""
-        self._before.append((holder, name, getattr(holder, name)))
-
-    def set(self, holder: Any, name: str, value: Any) -> None:
-        """Set an attribute until ``restore``."""
-        self.keep(holder, name)
-        setattr(holder, name, value)
-
-    def restore(self) -> None:
-        while self._before:
-            setattr(*self._before.pop())
-
-
-class SwitchState:
-    """The switch in use (``form``) and whether it is turned. Without one, nothing is turned and the gate serialises.
-
-    ``native``, if set, makes steps sequential instead of the gate. ``offers`` makes the switches of arms; adapters add
-    to it.
-    """
-
-    def __init__(self) -> None:
-        self.native: Switch | None = None
-        self.form: Switch | None = None
-        self.is_turned = False
-        self.offers: dict[str, Callable[[Any], Switch]] = {}
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the switch in use makes the open step sequential."""
-        return self.is_turned and self.form is not None and self.form.sequential
-
-    def must_wait(self, *, communicated: bool) -> bool:
-        """Whether the switch stays turned until the open step ends. ``communicated``: the step has communicated."""
-        if not self.is_turned or self.form is None or not self.form.only_between_steps:
-            return False
-        return communicated or not self.form.begins_with_communication
-
-    def adopt(self, native: Switch) -> None:
-        """Use this switch to make steps sequential, from now on."""
-        self.use(native)
-        self.native = native
-
-    def use(self, switch: Switch | None) -> None:
-        """Use this switch from now on. Between steps only: the previous one is restored first."""
-        if switch is not self.form:
-            self.turn(on=False)
-            self.form = switch
-
-    def go_back(self) -> None:
-        """Restore the switch in use, if it is turned. Between steps only; never raises."""
-        with contextlib.suppress(Exception):  # a switch that cannot be restored has raised when it was turned
-            self.turn(on=False)
-
-    def turn(self, *, on: bool) -> None:
-        """Turn the switch in use on or off, unless it already is. If it has no effect, it is restored."""
-        if self.form is None or on == self.is_turned:
-            return
-        if on:
-            try:
-                self.form.apply()
-            except BaseException:
-                self.form.restore()  # undo partial changes before any step runs with them
-                raise
-            self.is_turned = True
-        else:
-            self.is_turned = False
-            self.form.restore()
-
 
 # Adapters' offers: each makes the switch of an arm. Raises ValueError if this job's switch must not be turned.
 Offers = Mapping[str, Callable[[Any], Switch]]
@@ -221,7 +99,7 @@ class Arm(BaseArm):
         self._on, self._off = on, off
 
     def switch(self, offers: Offers) -> Switch | None:
-        return _Functions(self.name, self._on, self._off, only_between_steps=True)
+        return FunctionSwitch(self.name, self._on, self._off, only_between_steps=True)
 
 
 class SmCarveout(BaseArm):
@@ -259,7 +137,7 @@ class SmCarveout(BaseArm):
             while before:
                 torch._C._set_sm_carveout_experimental(before.pop())
 
-        return _Functions("_set_sm_carveout_experimental", on, off, only_between_steps=False)
+        return FunctionSwitch("_set_sm_carveout_experimental", on, off, only_between_steps=False)
 
 
 class AllowTF32(BaseArm):
@@ -411,29 +289,6 @@ def checked_decide(decide: Any, arms: Sequence[BaseArm], max_overhead: float | N
 
 
 # -- the switches of arms that need nothing from a framework
-
-
-class _Functions(Switch):
-    begins_with_communication = True
-
-    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None], *, only_between_steps: bool) -> None:
-        self.name = name
-        self.only_between_steps = only_between_steps
-        self._on, self._off = on, off
-
-    def apply(self) -> None:
-        self._call(self._on)
-
-    def restore(self) -> None:
-        self._call(self._off)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except Exception as error:
-            if isinstance(error, RefusedError) or is_from_handler(error):
-                raise
-            raise RefusedError(f"a function of the arm {self.name} raised {error!r} [OC140]") from error
 
 
 class _TF32Switch(AttributeSwitch):

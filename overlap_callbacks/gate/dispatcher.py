@@ -35,9 +35,9 @@ from typing import Any, Protocol
 import torch
 
 from overlap_callbacks._log import logger
-from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.collectives import Collective, OperatorSpec, operator_specs
 from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
+from overlap_callbacks.gate.switches import RefusedError
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
 BACKEND_SELECT = "BackendSelect"

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.patience import StreamPatience
@@ -40,6 +39,7 @@ from overlap_callbacks.gate.serialiser import (
     is_complete,
 )
 from overlap_callbacks.gate.step_log import ExpectedSequence, SequenceTracker, StepLog, StepRecorder
+from overlap_callbacks.gate.switches import RefusedError
 from overlap_callbacks.instruments import device
 
 T = TypeVar("T")

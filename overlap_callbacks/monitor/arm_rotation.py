@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks.gate.arms import BaseArm, Offers, Switch
+from overlap_callbacks.gate.arms import BaseArm, Offers
+from overlap_callbacks.gate.switches import Switch
 from overlap_callbacks.monitor.faults import Notices
 
 # Rotating by the golden ratio is even for all arms, even if only every k-th window opens, for any k: the budget and

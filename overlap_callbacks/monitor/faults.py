@@ -13,9 +13,9 @@ from typing import Any, ParamSpec
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger, to_stderr
-from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler
+from overlap_callbacks.gate.switches import RefusedError
 from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.environment import hidden_names
 from overlap_callbacks.monitor.background.roll_call import Refusal

@@ -18,8 +18,8 @@ import enum
 import threading
 
 from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
-from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.gate.process_groups import SequenceNumbers
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor.arm_rotation import BoundArm
 from overlap_callbacks.monitor.background.store import ANSWER_TIMEOUT_S, StoreChannel
 from overlap_callbacks.monitor.faults import Notices

@@ -14,8 +14,9 @@ import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
-from overlap_callbacks.gate.arms import BaseArm, Keep, Offers, OverlapSwitch, Switch
+from overlap_callbacks.gate.arms import BaseArm, Keep, Offers
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.switches import OverlapSwitch, Switch
 from overlap_callbacks.instruments.device import Stream
 from overlap_callbacks.monitor.attaching import announce_limits, attach_line, close_others, started
 from overlap_callbacks.monitor.background.roll_call import has_others

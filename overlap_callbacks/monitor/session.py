@@ -20,8 +20,9 @@ from overlap_callbacks.analysis.environment.privacy import numbered
 from overlap_callbacks.analysis.results.catalogue import recorded_figures
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.gate.arms import Keep, SwitchState
+from overlap_callbacks.gate.arms import Keep
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
 from overlap_callbacks.instruments.other_profilers import other_profilers

@@ -16,10 +16,11 @@ from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
-from overlap_callbacks.gate.arms import BaseArm, Sequential, SwitchState
+from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.instruments.device import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.gate.arms import OverlapSwitch, SwitchState
+from overlap_callbacks.gate.switches import OverlapSwitch, SwitchState
 
 
 class TwoFlags(OverlapSwitch):

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.store import Job

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from overlap_callbacks.gate.arms import Arm, SwitchState
+from overlap_callbacks.gate.arms import Arm
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor import keeping as keeping_module
 from overlap_callbacks.monitor.arm_rotation import BoundArm
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel

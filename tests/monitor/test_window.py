@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.arms import SwitchState
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from overlap_callbacks import Mode, Schedule
-from overlap_callbacks.gate.arms import OverlapSwitch
+from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.race.check import RaceChecks

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import Mode
-from overlap_callbacks.gate.arms import OverlapSwitch
+from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.integrations import _pytorch_ddp, _pytorch_fsdp
 from tests.distributed import run_ranks
 from tests.simulated_gpu import jobs, left_out

@@ -20,11 +20,11 @@ from typing import ParamSpec
 import torch
 
 from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDifference, RaceCheck, RaceVerdict
-from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_own
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.monitor.faults import Notices

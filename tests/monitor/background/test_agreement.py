@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import Schedule
-from overlap_callbacks.gate.arms import OverlapSwitch
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.monitor.background.submissions import (
     GroupNote,
     OrderMessage,
