@@ -75,7 +75,8 @@ WindowFigures = made("WindowFigures", window=int, figures=ESTIMATES)
 WindowMetrics = made("WindowMetrics", window=int, valid=bool, verified=bool, metrics=METRICS)
 ArmWindow = made("ArmWindow", window=int, counts=bool, metrics=dict[named(OF_ARMS), float])
 Arm = made(
-    "Arm", arm=str, equal_results=bool, num_windows=int, problems=list[str], verdict=str, by_window=list[ArmWindow],
+    "Arm", arm=str, equal_results=bool, family=str, setting=float | None, energy_saving=float | None,
+    on_front=bool | None, num_windows=int, problems=list[str], verdict=str, by_window=list[ArmWindow],
     figures=dict[named(ARM_FIGURES, by_key=False), Estimate],
     **{figure.name: float | None for figure in ARM_DEVICE_FIGURES},
 )  # fmt: skip

@@ -10,13 +10,17 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from overlap_callbacks.gate.arms import ZeroPrefetchBucket
+from overlap_callbacks.gate.arms import ZeroLiveParameters, ZeroPrefetchBucket
 from overlap_callbacks.gate.switches import OverlapSwitch, RefusedError
 
 from .base import lacks
 
 _COORDINATOR = "_PartitionedParameterCoordinator"
 PREFETCH_ATTRIBUTE = f"{_COORDINATOR}__prefetch_bucket_sz"
+_LIMITS = {
+    "stage3_prefetch_bucket_size": PREFETCH_ATTRIBUTE,
+    "stage3_max_live_parameters": f"{_COORDINATOR}__max_n_available_params",
+}
 _NAMED_BUCKET = "prefetch bucket size of ZeRO-3 under the known name"
 
 
@@ -70,30 +74,28 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
     return Switches(name, (coordinator, PREFETCH_ATTRIBUTE, 0), *replaced)
 
 
-class PrefetchBucketSwitch(Switches):
-    """Sets how many parameters ZeRO-3's coordinator prefetches. Steps stay overlapped."""
+class LimitSwitch(Switches):
+    """Sets a limit of what ZeRO-3's coordinator prefetches. Steps stay overlapped."""
 
     sequential = False
-
-    def __init__(self, coordinator: Any, elements: int) -> None:
-        super().__init__("stage3_prefetch_bucket_size", (coordinator, PREFETCH_ATTRIBUTE, elements))
 
     def _settle(self) -> None:
         """Do nothing: no stream is replaced, so there is no need to wait for the device."""
 
 
-def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
-    """The switch of an arm. Raises a ValueError if the engine has no such bucket, or already has this size."""
+def limit_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket | ZeroLiveParameters) -> LimitSwitch:
+    """The switch of an arm. Raises a ValueError if the engine has no such limit, or already has this one."""
+    attribute = _LIMITS[arm.key]
     coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
     if engine.zero_optimization_stage() != 3:
         raise ValueError(f"the engine has ZeRO stage {engine.zero_optimization_stage()}, and 3 is needed")
-    if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
-        raise ValueError(lacks("deepspeed", deepspeed.__version__, _NAMED_BUCKET))
+    if not hasattr(coordinator, attribute):
+        raise ValueError(lacks("deepspeed", deepspeed.__version__, f"{arm.key} of ZeRO-3 under the known name"))
     if engine.zero_offload_param():
-        raise ValueError("the prefetch bucket is not known to be safe to change with offloading")
-    if getattr(coordinator, PREFETCH_ATTRIBUTE) == arm.elements:
-        raise ValueError(f"stage3_prefetch_bucket_size is {arm.elements} already: nothing would change")
-    return PrefetchBucketSwitch(coordinator, arm.elements)
+        raise ValueError(f"{arm.key} is not known to be safe to change with offloading")
+    if getattr(coordinator, attribute) == arm.elements:
+        raise ValueError(f"{arm.key} is {arm.elements} already: nothing would change")
+    return LimitSwitch(arm.key, (coordinator, attribute, arm.elements))
 
 
 def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:

@@ -28,6 +28,8 @@ FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatt
 _COPY_STREAM = "all_gather_copy_in_stream"
 # Attributes of FSDP2's state with the modules to prefetch.
 _PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
+# Attribute of a mesh with the group that its reduce-scatters alone use (torch 2.13).
+SEPARATE_GROUP = "reduce_scatter_process_group"
 
 
 class FsdpStreams(OverlapSwitch):
@@ -164,17 +166,18 @@ class PrefetchSwitch(AttributeSwitch):
             raise ValueError("fully_shard has sharded one module only: there is no other to prefetch")
         self._states = [fsdp2_state(module) for module in self._modules]
         _expect(self._states[0], *_PREFETCH)
+        is_default = not any([getattr(state, name) for state in self._states for name in _PREFETCH])
+        if is_default and not (arm.forward or arm.backward):
+            raise ValueError("no module prefetches others already: nothing would change")
 
     def apply(self) -> None:
         for state in self._states:
             for name in _PREFETCH:
                 self.keep(state, name)
         for place, module in enumerate(self._modules):
-            if self._arm.forward:
-                module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])
-            if self._arm.backward:
-                first = max(0, place - self._arm.backward)
-                module.set_modules_to_backward_prefetch(self._modules[first:place][::-1])
+            module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])
+            first = max(0, place - self._arm.backward)
+            module.set_modules_to_backward_prefetch(self._modules[first:place][::-1])
 
 
 class ReshardSwitch(AttributeSwitch):
@@ -206,6 +209,27 @@ class ReshardSwitch(AttributeSwitch):
                 self.keep(group, "post_forward_mesh_info")
         for module in self._modules:
             module.set_reshard_after_forward(self._arm.after_forward, recurse=False)
+
+
+class SharedReduceScatterSwitch(AttributeSwitch):
+    """Makes reduce-scatters use the group of the all-gathers, as if the job had no separate group for them.
+
+    Raises a ValueError if the job has none, or torch has no such option.
+    """
+
+    name = "set_separate_reduce_scatter_group"
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        meshes = [getattr(group, "mesh_info", None) for group in param_groups_of(_sharded(models))]
+        _expect(meshes[0], SEPARATE_GROUP)
+        self._meshes = {id(mesh): mesh for mesh in meshes if getattr(mesh, SEPARATE_GROUP, None) is not None}
+        if not self._meshes:
+            raise ValueError("the job has not called set_separate_reduce_scatter_group: nothing would change")
+
+    def apply(self) -> None:
+        for mesh in self._meshes.values():
+            self.set(mesh, SEPARATE_GROUP, None)
 
 
 def _sharded(models: Sequence[nn.Module]) -> list[Any]:

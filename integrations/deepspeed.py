@@ -39,7 +39,7 @@ from deepspeed.monitor.monitor import Monitor
 from deepspeed.monitor.wandb import WandbMonitor
 
 from ._deepspeed_race import EngineStep
-from ._deepspeed_switches import native_switches, prefetch_switch
+from ._deepspeed_switches import limit_switch, native_switches
 from ._options import Options
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
@@ -121,7 +121,7 @@ def attach(
     monitor.offer_switches(
         {
             "native": lambda arm: native_switches(engine),
-            "zero3_prefetch_bucket": lambda arm: prefetch_switch(engine, arm),
+            "zero3_limit": lambda arm: limit_switch(engine, arm),
         }
     )
     if repeat_step is not None:

@@ -155,6 +155,7 @@ def _arms_of(models: Sequence[nn.Module]) -> Offers:
         "native": lambda arm: _switch(models),
         "fsdp2_prefetch": lambda arm: _pytorch_fsdp.PrefetchSwitch(models, arm),
         "fsdp2_reshard": lambda arm: _pytorch_fsdp.ReshardSwitch(models, arm),
+        "fsdp2_shared_reduce_scatter": lambda arm: _pytorch_fsdp.SharedReduceScatterSwitch(models),
     }
 
 

@@ -65,6 +65,14 @@ def fraction(name: str, value: Any) -> float:
     return number
 
 
+def real(name: str, value: Any) -> float:
+    """Return ``value`` as a finite number."""
+    number = _real(name, value, "a number")
+    if not abs(number) < float("inf"):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return number
+
+
 def positive(name: str, value: Any) -> float:
     """Return ``value`` as a positive, finite number."""
     return _finite(name, value, "number")

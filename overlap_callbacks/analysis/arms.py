@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport, WindowRepor
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.statistics import CONFIDENCE, Pooling, inverted_change, pool
 from overlap_callbacks.analysis.sums import grouped
+from overlap_callbacks.analysis.trade_off import TradeOffPoint, TradeOffRow, trade_off
 
 _DEVICE = {figure.name: figure for figure in ARM_DEVICE_FIGURES}
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
@@ -91,6 +92,28 @@ def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[Arm
     if has_sequential:
         found.append(_sequential(summary, pooling))
     return sorted(found, key=lambda row: -row.speedup.value if row.speedup is not None else float("inf"))
+
+
+def trade_offs(rows: Sequence[ArmSummary]) -> list[TradeOffRow]:
+    """Time and energy of a step with each arm of which both are known, relative to the job as configured.
+
+    Each arm is compared with the configured steps of its own windows, so drift along the run is no effect of the arm.
+    """
+    measured = []
+    for row in rows:
+        names = ("step_ms", "configured_step_ms", "energy_per_step_j", "configured_energy_per_step_j")
+        values = [row.value(name) or 0.0 for name in names]
+        if all(value > 0 for value in values) and not row.control:
+            measured.append((row.arm.name, *values))
+    if not measured:
+        return []
+    step_ms, energy_j = fmean([row[2] for row in measured]), fmean([row[4] for row in measured])
+    configured = TradeOffPoint("as configured", step_ms, energy_j)
+    points = [
+        TradeOffPoint(name, step_ms * arm_ms / own_ms, energy_j * arm_j / own_j)
+        for name, arm_ms, own_ms, arm_j, own_j in measured
+    ]
+    return trade_off([configured, *points], configured)
 
 
 def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:

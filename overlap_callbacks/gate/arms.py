@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.gate.switches import AttributeSwitch, FunctionSwitch, RefusedError, Switch
 from overlap_callbacks.instruments import device
 
@@ -30,6 +31,9 @@ class BaseArm:
         name: used in metric keys (``arm/<name>_speedup``), so letters, digits and ``_``.
         equal_results: whether losses and weights stay bit-identical.
         sequential: whether its steps are sequential: compute and communication never overlap.
+        family: of arms that differ in one number; empty if none.
+        setting: that number; None if the arm has none.
+        may_be_kept: whether ``decide`` may turn it on between windows; else it is recommended at most.
         needs: what an adapter must offer for it; empty if nothing.
         line: what to write into the job to have it in all steps; empty if only the user knows.
     """
@@ -37,8 +41,16 @@ class BaseArm:
     name = ""
     equal_results = True
     sequential = False
+    family = ""
+    setting: float | None = None
+    may_be_kept = True
     needs = ""
     line = ""
+
+    @property
+    def facts(self) -> ComparedArm:
+        """What the record says of it."""
+        return ComparedArm(self.name, self.equal_results, self.sequential, self.family, self.setting)
 
     def switch(self, offers: Offers) -> Switch | None:
         """Make this arm's switch, before its first window; None if the gate makes its steps sequential.
@@ -80,22 +92,38 @@ class Arm(BaseArm):
         on: turns it, between two steps, on every rank. If it raises, measuring ends and ``off`` is called.
         off: turns it back: between two steps, or in a step that has issued no collective yet. It may be called twice.
         equal_results: whether losses and weights stay bit-identical. For the record and tables; nothing checks it.
+        family: of several settings of one switch, whose curve the page draws. Named like an arm.
+        setting: the arm's number in its family.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or value.
     """
 
-    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None], *, equal_results: bool) -> None:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]+", name) or len(name) > _MAX_NAME_LENGTH:
-            raise ValueError(
-                f"name must be 1 to {_MAX_NAME_LENGTH} letters, digits and underscores, got {name!r}: it becomes part "
-                "of a metric's key"
-            )
+    def __init__(
+        self,
+        name: str,
+        on: Callable[[], None],
+        off: Callable[[], None],
+        *,
+        equal_results: bool,
+        family: str = "",
+        setting: float | None = None,
+    ) -> None:
+        for option, given in (("name", name), *([("family", family)] if family else ())):
+            if not isinstance(given, str) or not re.fullmatch(r"[A-Za-z0-9_]+", given) or len(given) > _MAX_NAME_LENGTH:
+                raise ValueError(
+                    f"{option} must be 1 to {_MAX_NAME_LENGTH} letters, digits and underscores, got {given!r}: it "
+                    "becomes part of a metric's key"
+                )
+        if (setting is None) != (not family):
+            raise ValueError(f"give family and setting together, got family={family!r} and setting={setting!r}")
         for option, function in (("on", on), ("off", off)):
             if not callable(function):
                 raise TypeError(f"{option} must be a function without arguments, got {function!r}")
         self.name = name
         self.equal_results = _validation.flag("equal_results", equal_results)
+        self.family = family
+        self.setting = None if setting is None else _validation.real("setting", setting)
         self._on, self._off = on, off
 
     def switch(self, offers: Offers) -> Switch | None:
@@ -112,9 +140,11 @@ class SmCarveout(BaseArm):
     """
 
     equal_results = False
+    family = "sm_carveout"
 
     def __init__(self, num_sms: int) -> None:
         self.num_sms = _validation.count("num_sms", num_sms, minimum=1)
+        self.setting = self.num_sms
         self.name = f"sm_carveout_{self.num_sms}"
         self.line = f"torch._C._set_sm_carveout_experimental({self.num_sms})"
 
@@ -169,7 +199,7 @@ class Prefetch(BaseArm):
         backward: the same in the backward pass.
 
     Raises:
-        TypeError, ValueError: a count is not a whole number of 0 or more, or both are 0.
+        TypeError, ValueError: a count is not a whole number of 0 or more.
     """
 
     needs = "fsdp2_prefetch"
@@ -177,16 +207,16 @@ class Prefetch(BaseArm):
     def __init__(self, forward: int = 1, backward: int = 1) -> None:
         self.forward = _validation.count("forward", forward, minimum=0)
         self.backward = _validation.count("backward", backward, minimum=0)
-        if not (self.forward or self.backward):
-            raise ValueError("forward and backward are both 0: give at least one of them")
         self.name = f"prefetch_{self.forward}_{self.backward}"
+        if self.forward == self.backward:
+            self.family, self.setting = "prefetch", self.forward
         calls = (
             f"layer.set_modules_to_forward_prefetch(layers[i + 1 : i + {self.forward + 1}])" if self.forward else "",
             f"layer.set_modules_to_backward_prefetch(layers[max(0, i - {self.backward}) : i][::-1])"
             if self.backward
             else "",
         )
-        self.line = f"for i, layer in enumerate(layers): {'; '.join(filter(None, calls))}"
+        self.line = f"for i, layer in enumerate(layers): {'; '.join(filter(None, calls))}" if any(calls) else ""
 
 
 class Reshard(BaseArm):
@@ -206,19 +236,51 @@ class Reshard(BaseArm):
         self.line = f"fully_shard(module, reshard_after_forward={self.after_forward})"
 
 
-class ZeroPrefetchBucket(BaseArm):
+class SharedReduceScatter(BaseArm):
+    """FSDP2 reduces gradients in the all-gather's group. Needs ``attach(..., model=model)``.
+
+    For a job that has called ``set_separate_reduce_scatter_group()`` (torch 2.13): does the separate group pay?
+    """
+
+    name = "shared_reduce_scatter"
+    needs = "fsdp2_shared_reduce_scatter"
+    line = "model.set_separate_reduce_scatter_group(False)"
+
+
+class _ZeroLimit(BaseArm):
+    """A limit of ZeRO-3's fetching. ``key`` is its name in DeepSpeed's configuration."""
+
+    needs = "zero3_limit"
+    key = ""
+
+    def __init__(self, elements: int) -> None:
+        self.elements = self.setting = _validation.count("elements", elements, minimum=0)
+        self.name = f"{self.family}_{self.elements}"
+        self.line = f'"{self.key}": {self.elements}'
+
+
+class ZeroPrefetchBucket(_ZeroLimit):
     """ZeRO-3 prefetches parameters (``stage3_prefetch_bucket_size``). Needs the DeepSpeed adapter.
 
     Args:
         elements: maximum number of parameters to prefetch; 0 for none.
     """
 
-    needs = "zero3_prefetch_bucket"
+    family = "zero_prefetch_bucket"
+    key = "stage3_prefetch_bucket_size"
 
-    def __init__(self, elements: int) -> None:
-        self.elements = _validation.count("elements", elements, minimum=0)
-        self.name = f"zero_prefetch_bucket_{self.elements}"
-        self.line = f'"stage3_prefetch_bucket_size": {self.elements}'
+
+class ZeroLiveParameters(_ZeroLimit):
+    """ZeRO-3 prefetches only until so many parameters are gathered (``stage3_max_live_parameters``).
+
+    Needs the DeepSpeed adapter.
+
+    Args:
+        elements: maximum number of parameters that are gathered at a time, those in use excepted.
+    """
+
+    family = "zero_live_parameters"
+    key = "stage3_max_live_parameters"
 
 
 def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
@@ -317,5 +379,6 @@ _HOW_TO_OFFER = {
     "native": "attach the adapter of your framework; for DDP and FSDP, attach(optimizer, model=model)",
     "fsdp2_prefetch": "attach(optimizer, model=model) with a model that fully_shard has sharded",
     "fsdp2_reshard": "attach(optimizer, model=model) with a model that fully_shard has sharded",
-    "zero3_prefetch_bucket": "attach to a DeepSpeed engine of ZeRO stage 3",
+    "fsdp2_shared_reduce_scatter": "attach(optimizer, model=model) with a model that fully_shard has sharded",
+    "zero3_limit": "attach to a DeepSpeed engine of ZeRO stage 3",
 }

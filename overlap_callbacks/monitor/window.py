@@ -179,7 +179,7 @@ class Window(MeasuredWindow):
     def compare_with(self, arm: BaseArm) -> None:
         """Set the window's arm, before its first step that depends on it."""
         if not isinstance(arm, Sequential):
-            self.compared_with = ComparedArm(arm.name, arm.equal_results, arm.sequential)
+            self.compared_with = arm.facts
 
     @property
     def age_s(self) -> float:

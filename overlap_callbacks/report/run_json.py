@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.arms import arm_summaries, trade_offs
 from overlap_callbacks.analysis.communication.link_peaks import Peaks
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
@@ -68,10 +68,16 @@ def _bottleneck(record: Record) -> dict[str, Any] | None:
 
 def _arms(record: Record) -> list[dict[str, Any]]:
     """Each arm's effect, and the metrics of each window."""
+    rows = arm_summaries(record.summary, record.arms)
+    known = {row.point.name: (row.saving, row.on_front) for row in trade_offs(rows)}
     return [
         {
             "arm": row.arm.name,
             "equal_results": row.arm.equal_results,
+            "family": row.arm.family,
+            "setting": row.arm.setting,
+            "energy_saving": saving,
+            "on_front": on_front,
             "num_windows": row.num_windows,
             "figures": row.figures,
             **row.device,
@@ -83,7 +89,8 @@ def _arms(record: Record) -> list[dict[str, Any]]:
                 if report.arm.name == row.arm.name
             ],
         }
-        for row in arm_summaries(record.summary, record.arms)
+        for row in rows
+        for saving, on_front in [known.get(row.arm.name, (None, None))]
     ]
 
 

@@ -124,3 +124,11 @@ def switch_of(engine: Any) -> Any:
         coordinator = engine.optimizer.parameter_offload.param_coordinator
         return coordinator._PartitionedParameterCoordinator__prefetch_bucket_sz
     return getattr(engine.optimizer, "overlap_comm", None)
+
+
+def limits_of(engine: Any) -> Any:
+    """The values that arms change."""
+    if engine.zero_optimization_stage() < 3:
+        return switch_of(engine)
+    coordinator = engine.optimizer.parameter_offload.param_coordinator
+    return switch_of(engine), coordinator._PartitionedParameterCoordinator__max_n_available_params

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.integrations._pytorch_fsdp import FSDP1_STREAMS, FSDP2_STREAMS
+from overlap_callbacks.integrations._pytorch_fsdp import FSDP1_STREAMS, FSDP2_STREAMS, SEPARATE_GROUP
 from overlap_callbacks.integrations.pytorch import attach, switchable
 
 WIDTH = 16
@@ -103,6 +103,22 @@ def fsdp2_kept(rank: int) -> Job:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = sharded(layers(3), mesh=mesh, reshard_after_forward=False)
     return Job([model], backward_of(model), data_rank=rank)
+
+
+def fsdp2_prefetching(rank: int) -> Job:
+    """FSDP2 whose job prefetches two modules ahead."""
+    job = fsdp2(rank)
+    modules = [module for module in job.models[0].modules() if isinstance(module, FSDPModule)]
+    for place, module in enumerate(modules):
+        module.set_modules_to_forward_prefetch(modules[place + 1 : place + 3])
+    return job
+
+
+def fsdp2_two_groups(rank: int) -> Job:
+    """FSDP2 that reduces gradients in a group of their own."""
+    job = fsdp2(rank)
+    job.models[0].set_separate_reduce_scatter_group()
+    return job
 
 
 def hsdp(rank: int) -> Job:
@@ -269,6 +285,7 @@ def fsdp_options(model: nn.Module) -> list[Any]:
                     list(state._states_to_backward_prefetch),
                     state._auto_reshard_after_forward,
                     [group.post_forward_mesh_info for group in state._fsdp_param_groups],
+                    [id(getattr(group.mesh_info, SEPARATE_GROUP, None)) for group in state._fsdp_param_groups],
                     [id(getattr(state._comm_ctx, name)) for name in FSDP2_STREAMS],
                 )
             )

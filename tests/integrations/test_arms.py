@@ -22,17 +22,21 @@ from tests.monitor.jobs import tiny_schedule
 RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 STEPS = 24
+BUCKET, LIVE = 16 * 16, 0  # of the job
 ENDINGS = ("close", "force", "exception")
 OPTIONS: dict[str, Any] = {"schedule": tiny_schedule(6), "sinks": [], "max_overhead": None, "strict": True}
 
 MAKE: dict[str, Callable[[], BaseArm]] = {
     "prefetch": lambda: arms.Prefetch(forward=2, backward=2),
     "prefetch forward": lambda: arms.Prefetch(forward=1, backward=0),
+    "prefetch none": lambda: arms.Prefetch(forward=0, backward=0),
+    "shared reduce-scatter": arms.SharedReduceScatter,
     "no reshard": lambda: arms.Reshard(False),
     "reshard": lambda: arms.Reshard(True),
     "native": arms.Native,
     "native of fsdp1": arms.Native,
     "bucket": lambda: arms.ZeroPrefetchBucket(4 * 16 * 16),
+    "live": lambda: arms.ZeroLiveParameters(10**6),
     "tf32": arms.AllowTF32,
     "no tf32": lambda: arms.AllowTF32(False),
     "carve-out": lambda: arms.SmCarveout(8),
@@ -41,7 +45,13 @@ MAKE: dict[str, Callable[[], BaseArm]] = {
 
 def job_for(name: str | None) -> Callable[[int], Job]:
     """A job in which the arm changes something. Weights are the same in those of FSDP2."""
-    return {"reshard": jobs.fsdp2_kept, "native of fsdp1": jobs.fsdp1}.get(name or "", jobs.fsdp2)
+    made = {
+        "reshard": jobs.fsdp2_kept,
+        "native of fsdp1": jobs.fsdp1,
+        "prefetch none": jobs.fsdp2_prefetching,
+        "shared reduce-scatter": jobs.fsdp2_two_groups,
+    }
+    return made.get(name or "", jobs.fsdp2)
 
 
 def train_fsdp(rank: int, name: str | None, make: Callable[[int], Job] | None = None) -> dict[str, Any]:
@@ -65,7 +75,10 @@ def without() -> list[str]:
     return [rank["digest"] for rank in run_ranks(train_fsdp, 2, None)]
 
 
-@pytest.mark.parametrize("name", ["prefetch", "prefetch forward", "no reshard", "reshard", "native"])
+@pytest.mark.parametrize(
+    "name",
+    ["prefetch", "prefetch forward", "prefetch none", "no reshard", "reshard", "shared reduce-scatter", "native"],
+)
 def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, without: list[str]) -> None:
     ranks = run_ranks(train_fsdp, 2, name)
     assert [rank["digest"] for rank in ranks] == without
@@ -105,7 +118,9 @@ def end_fsdp_in_each_way(rank: int, name: str) -> dict[str, dict[str, Any]]:
     return {how: end_fsdp(rank, name, how) for how in ENDINGS}
 
 
-@pytest.mark.parametrize("name", ["prefetch", "no reshard", "reshard", "native", "native of fsdp1"])
+@pytest.mark.parametrize(
+    "name", ["prefetch", "no reshard", "reshard", "shared reduce-scatter", "native", "native of fsdp1"]
+)
 def test_an_arm_of_fsdp_is_put_back_however_its_window_ends(name: str) -> None:
     for rank in run_ranks(end_fsdp_in_each_way, 2, name):
         assert rank == {how: {"turned": True, "same": True} for how in ENDINGS}
@@ -175,20 +190,20 @@ def train_zero(rank: int, stage: int, name: str | None, how: str = "whole") -> d
     deepspeed_jobs.set_up(rank)
     training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(stage))
     training.step()
-    before = deepspeed_jobs.switch_of(training.engine)
+    before = deepspeed_jobs.limits_of(training.engine)
     monitor = None if name is None else attach(training.engine, arms=[MAKE[name]()], **OPTIONS)
     seen = set()
     for _ in range(STEPS):
         training.step()
-        seen.add(deepspeed_jobs.switch_of(training.engine))  # it stays turned until the next step begins
-        if how != "whole" and monitor is not None and deepspeed_jobs.switch_of(training.engine) != before:
+        seen.add(deepspeed_jobs.limits_of(training.engine))  # it stays turned until the next step begins
+        if how != "whole" and monitor is not None and deepspeed_jobs.limits_of(training.engine) != before:
             _end(monitor, how)
             training.step()
             break
-    now = deepspeed_jobs.switch_of(training.engine)
+    now = deepspeed_jobs.limits_of(training.engine)
     if monitor is not None:
         monitor.close()
-    after = deepspeed_jobs.switch_of(training.engine)
+    after = deepspeed_jobs.limits_of(training.engine)
     return {"digest": training.digest(), "seen": seen, "before": before, "now": now, "after": after}
 
 
@@ -200,8 +215,9 @@ def zero_without_arms(train: Callable[..., Any], stage: int) -> list[str]:
 @pytest.mark.parametrize(
     ("stage", "name", "turned"),
     [
-        (3, "bucket", 4 * 16 * 16),
-        (3, "native", 0),
+        (3, "bucket", (4 * 16 * 16, LIVE)),
+        (3, "live", (BUCKET, 10**6)),
+        (3, "native", (0, LIVE)),
         pytest.param(2, "native", False, marks=pytest.mark.nightly),
         (1, "native", False),
     ],
@@ -343,6 +359,8 @@ def refused(rank: int) -> dict[str, str]:
         "prefetch of ddp": (jobs.ddp, MAKE["prefetch"]()),
         "bucket of ddp": (jobs.ddp, MAKE["bucket"]()),
         "reshard of a job that does": (jobs.fsdp2, arms.Reshard(True)),
+        "no prefetch of a job without": (jobs.fsdp2, arms.Prefetch(0, 0)),
+        "one group of a job with one": (jobs.fsdp2, arms.SharedReduceScatter()),
         "tf32": (jobs.ddp, arms.AllowTF32()),
         "carve-out": (jobs.ddp, arms.SmCarveout(8)),
     }
@@ -363,6 +381,8 @@ def test_an_arm_that_the_job_cannot_have_is_left_out_with_one_sentence() -> None
     found, _ = run_ranks(refused, 2)
     for name, words in {
         "prefetch of ddp": "the model has no module that fully_shard has sharded",
+        "no prefetch of a job without": "no module prefetches others already: nothing would change",
+        "one group of a job with one": "the job has not called set_separate_reduce_scatter_group",
         "bucket of ddp": "attach to a DeepSpeed engine of ZeRO stage 3",
         "tf32": "changes nothing without a CUDA device",
         "carve-out": "changes nothing without a CUDA device",
@@ -374,7 +394,7 @@ def test_an_arm_that_the_job_cannot_have_is_left_out_with_one_sentence() -> None
 def test_counts_and_flags_of_arms_are_checked() -> None:
     for make, words in (
         (lambda: arms.Prefetch(-1, 0), "forward must be at least 0"),
-        (lambda: arms.Prefetch(0, 0), "forward and backward are both 0"),
+        (lambda: arms.ZeroLiveParameters(True), "elements must be a whole number"),
         (lambda: arms.Reshard(1), "after_forward must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: arms.SmCarveout(0), "num_sms must be at least 1"),
         (lambda: arms.ZeroPrefetchBucket(-1), "elements must be at least 0"),

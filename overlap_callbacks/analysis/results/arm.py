@@ -104,11 +104,18 @@ ARM_FAMILIES = (
 
 
 class ComparedArm(msgspec.Struct, frozen=True):
-    """The arm that the steps as configured were compared with. ``equal_results``: losses and weights do not change."""
+    """The arm that the steps as configured were compared with.
+
+    Attributes:
+        equal_results: losses and weights do not change.
+        family: of arms that differ in one number, their ``setting``; empty if none.
+    """
 
     name: str
     equal_results: bool
     sequential: bool = False
+    family: str = ""
+    setting: float | None = None
 
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart, Point, bar, legend_of, line
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Chart, Point, bar, scatter
 
 # A chart with more rows is unreadable; the table has all.
 MAX_ROWS = 60
@@ -239,16 +238,3 @@ def against_ratio(rows: Sequence[StudyRow], names: Names) -> Chart | None:
     limits = [["study, mean", PUBLISHED[SLOWDOWN].mean]]
     title = "Compute slowdown against overlap ratio"
     return scatter(title, by_strategy, ("overlap ratio", "compute slowdown"), caption, limits)
-
-
-def scatter(
-    title: str,
-    series: dict[str, list[Point]],
-    labels: tuple[str, str],
-    caption: str,
-    limits: Sequence[list[Any]] = (),
-) -> Chart:
-    """Points of several series, each a name, ``x`` and the figure; ``limits`` are names and values of y."""
-    lines = [line(name, color, series[name]) for name, color in zip(series, itertools.cycle(RUN_COLORS), strict=False)]
-    data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}
-    return Chart("scatter", title, data, caption, legend_of(lines))

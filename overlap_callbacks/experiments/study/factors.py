@@ -25,7 +25,7 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.analysis.trade_off import TradeOffPoint, TradeOffRow, trade_off
-from overlap_callbacks.experiments.study.charts import by_factor, scatter
+from overlap_callbacks.experiments.study.charts import by_factor
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words
 from overlap_callbacks.report.views.elements import (
     EMPTY,
@@ -37,6 +37,7 @@ from overlap_callbacks.report.views.elements import (
     Table,
     estimate_cells,
     interval_columns,
+    scatter,
     table_of,
 )
 

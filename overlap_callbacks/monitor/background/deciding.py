@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.deciding import Decider
-from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -76,7 +76,7 @@ class Deciding:
         decided = earlier.decision
         with self._lock:
             self._decider = Decider(
-                [ComparedArm(arm.name, arm.equal_results, arm.sequential) for arm in self._arms.values()],
+                [arm.facts for arm in self._arms.values()],
                 budget=self._keep.budget,
                 wrong=self._keep.wrong,
                 keeps=self._keeps,
@@ -84,6 +84,9 @@ class Deciding:
                 earlier=sorted(reports, key=lambda report: report.first_step),
                 decided=decided,
             )
+            for arm in self._arms.values():
+                if not arm.may_be_kept:
+                    self._decider.cannot_keep(arm.name)
             for report in earlier.arms:
                 self._note_order(report)
             self._said = decided or self._decider.decision()

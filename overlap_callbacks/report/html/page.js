@@ -206,7 +206,7 @@
     },
 
     // Figures of several runs against what varies between them. Sizes that double stand at equal distances.
-    against({ series, unit, x_label, numeric, ideal, title }, width) {
+    against({ series, unit, x_label, numeric, ideal, signed, title }, width) {
       const k = scale(unit);
       const points = series.flatMap((s) => s.points.map(([x, run, value, low, high]) => ({
         name: s.name, color: color(s.color), x, run, value, low, high,
@@ -219,7 +219,8 @@
         d3.groups(found, (d) => d.x).map(([x, same]) => ({ name, x, color: same[0].color, value: d3.mean(same, (d) => d.value) })));
       const asRanks = ideal ? places.map((x) => ({ x, value: x / ideal })) : [];
       const top = d3.max([0, ...points.map((d) => Math.max(d.value, d.high ?? d.value)), ...asRanks.map((d) => d.value)]);
-      const domain = d3.nice(0, (top || 1) * k, 6);
+      const bottom = signed ? d3.min([0, ...points.map((d) => Math.min(d.value, d.low ?? d.value))]) : 0;
+      const domain = d3.nice(bottom * k, (top || (bottom ? 0 : 1)) * k, 6);
       const y = (key) => (d) => (d[key] == null ? null : d[key] * k);
       const room = width / Math.max(1, places.length) - 8;
       const shown = (x) => (numeric ? x.toLocaleString("en-US") : fitted(x, Math.max(room, 24)));

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries, trade_offs
 from overlap_callbacks.analysis.decision_words import decision_in_words, why_in_words
-from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_sentence, page_text
+from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_sentence, page_text, rounded
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Column, Note, Section, Table, table_of
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    RUN_COLORS,
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Note,
+    Point,
+    Section,
+    Table,
+    line,
+    scatter,
+    table_of,
+)
 
 _MAX_LENGTH = 1000
 
@@ -18,7 +33,7 @@ def arms(record: Record) -> list[Section]:
     rows = arm_summaries(record.summary, record.arms)
     if not rows:
         return []
-    blocks: list[Block] = [_table(rows), *_left_out(record.decision), *_further(rows)]
+    blocks: list[Block] = [_table(rows), *_curves(rows), *_left_out(record.decision), *_further(rows), *_energy(rows)]
     blocks += [
         Note(f"{row.arm.name} changes results: losses and weights are not those of the job without it.", warning=True)
         for row in rows
@@ -48,14 +63,35 @@ def _table(rows: list[ArmSummary]) -> Table:
         "The job with one thing turned, and as configured",
         rows,
         Column("~arm", lambda row: row.arm.name),
+        Column("setting", lambda row: _setting(row.arm.setting)),
         Column("speed-up", lambda row: row.speedup, "change"),
-        Column("95% interval", lambda row: _interval(row.speedup)),
+        Column("_95% interval", lambda row: _interval(row.speedup)),
         Column("step", lambda row: _step(row.figures.get("step_ms"))),
         Column("windows", lambda row: row.num_windows, "whole"),
         Column("*", lambda row: row.verdict()),
         caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins. "
         "Intervals are valid however often you look, and for all arms together.",
+        drop_empty=True,
     )
+
+
+def _curves(rows: list[ArmSummary]) -> list[Chart]:
+    """The speed-up against the setting, for each family of arms."""
+    families = grouped([row for row in rows if row.speedup and row.arm.setting is not None], lambda row: row.arm.family)
+    charts = []
+    for family, arms_of in families.items():
+        if len(arms_of) > 1:
+            ordered = sorted(arms_of, key=lambda row: row.arm.setting or 0.0)
+            points = [(row.arm.setting, row.arm.name, row.speedup) for row in ordered]
+            series = [line(family, RUN_COLORS[0], points)]
+            data = {
+                "unit": "fraction", "series": series, "x_label": page_text(family, 60), "numeric": True, "ideal": 0,
+                "signed": True,
+            }  # fmt: skip
+            title = page_text(f"Speed-up against {family}", 80)
+            caption = "Above zero the setting wins over the job as configured. Whiskers are 95% intervals."
+            charts.append(Chart("against", title, data, caption, narrow=True, in_table=True))
+    return charts
 
 
 def _left_out(decision: Decision | None) -> list[Table]:
@@ -74,6 +110,10 @@ def _left_out(decision: Decision | None) -> list[Table]:
             Column("since window", lambda one: one.window, "whole"),
         )
     ]
+
+
+def _setting(value: float | None) -> Cell:
+    return EMPTY if value is None else Cell(f"{value:,.10g}", value)
 
 
 def _interval(speedup: Estimate | None) -> Cell:
@@ -99,6 +139,30 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
         drop_empty=True,
     )
     return [table] if len(table.columns) > 1 else []
+
+
+def _energy(rows: list[ArmSummary]) -> list[Block]:
+    """Time and energy of a step with each arm, and the Pareto front."""
+    points = trade_offs(rows)
+    if not points:
+        return []
+    families = {row.arm.name: row.arm.family or row.arm.name for row in rows}
+    series: dict[str, list[Point]] = {}
+    for row in points:
+        name = row.point.name
+        series.setdefault(families.get(name, name), []).append((name, rounded(row.slowdown), -row.saving))
+    caption = "Each point is an arm, by its means; the job as configured is at 0, 0. Lower and further left is better."
+    table = table_of(
+        "Energy against time",
+        points,
+        Column("~arm", lambda row: row.point.name),
+        Column("step longer by", lambda row: row.slowdown, "change"),
+        Column("energy saved", lambda row: row.saving, "change"),
+        Column("*front", lambda row: "yes" if row.on_front else ""),
+        caption="Front (Pareto): nothing else is at least as good in both, and better in one. Means only.",
+    )
+    labels = ("change of the step time", "change of energy")
+    return [scatter("Energy of a step against its time", series, labels, caption), table]
 
 
 def _both(row: ArmSummary, name: str, unit: str = "ms", divisor: float = 1.0) -> Cell:

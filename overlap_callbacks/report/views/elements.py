@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
@@ -436,3 +437,16 @@ def line_chart(
     """
     data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": use_whiskers(lines), "zero": zero}
     return Chart("lines", title, data, caption, legend_of(lines) if legend else (), narrow)
+
+
+def scatter(
+    title: str,
+    series: dict[str, list[Point]],
+    labels: tuple[str, str],
+    caption: str,
+    limits: Sequence[list[Any]] = (),
+) -> Chart:
+    """Points of several series, each a name, ``x`` and the figure; ``limits`` are names and values of y."""
+    lines = [line(name, color, series[name]) for name, color in zip(series, itertools.cycle(RUN_COLORS), strict=False)]
+    data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}
+    return Chart("scatter", title, data, caption, legend_of(lines))
