@@ -182,7 +182,7 @@ def _continued(bench: str, given: dict[str, Any]) -> tuple[Plan, Path]:
 def _check_caps(plan: Plan) -> None:
     from overlap_callbacks.analysis.results.bench import GemmPoint
     from overlap_callbacks.experiments.bench.results import points_of
-    from overlap_callbacks.experiments.caps.capped import check_may_cap
+    from overlap_callbacks.experiments.capping import check_may_cap
 
     check_may_cap([point for point in points_of(plan) if isinstance(point, GemmPoint)])
 

@@ -89,7 +89,7 @@ def command(**given: Any) -> None:
     require("jinja2", "report")
     began_s = time.monotonic()
     with reporting_interrupts(_COMMAND) as folder_is:
-        from overlap_callbacks.experiments.caps.capped import check_may_cap
+        from overlap_callbacks.experiments.capping import check_may_cap
         from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_TIMEOUT_S
         from overlap_callbacks.experiments.study.view import study_data, study_document
 

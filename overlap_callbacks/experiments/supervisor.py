@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import IO
 
 from overlap_callbacks.analysis.formatting import shortened
-from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.env_overrides import COMMAND_MARK, RUN_DIR, SWITCH, TIME_ONLY
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.report.record import Record, RecordError, read
 
-# Prefix of the variable that marks a command's processes. Those of a nested command have both.
-_MARK = "OVERLAP_CALLBACKS_COMMAND"
 # Time for a command to end when asked to. torchrun ends its workers within it.
 GRACE_S = 10.0
 _POLL_S = 0.1
@@ -93,7 +91,7 @@ def supervise(
         KeyboardInterrupt: Ctrl-C, or a signal that ``interruptible`` turns into it. The command has ended.
     """
     begun_s = time.monotonic()
-    mark = f"{_MARK}_{secrets.token_hex(16)}"
+    mark = f"{COMMAND_MARK}_{secrets.token_hex(16)}"
     started: list[subprocess.Popen[bytes]] = []
     try:
         for variables in ranks:
@@ -166,11 +164,6 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         await_end(_KILL_WAIT_S)
-
-
-def unmarked_environment() -> dict[str, str]:
-    """Our environment without the marks of commands: a process with it is not ended with them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_MARK)}
 
 
 def processes_with(variable: str, value: str) -> list[int]:

@@ -170,6 +170,47 @@ class SmCarveout(BaseArm):
         return FunctionSwitch("_set_sm_carveout_experimental", on, off, only_between_steps=False)
 
 
+class PowerCap(BaseArm):
+    """Each rank's GPU has a lower or higher power limit. Needs the right to set it, which is root's.
+
+    For energy against time: ``decide`` never keeps it. A process beside each rank restores the limit, even if the rank
+    is killed. The limit holds for everything that runs on the GPU.
+
+    Args:
+        power_w: the limit, in watts.
+    """
+
+    family = "power_cap"
+    may_be_kept = False
+
+    def __init__(self, power_w: float) -> None:
+        self.power_w = self.setting = _validation.positive("power_w", power_w)
+        self.name = f"power_cap_{self.power_w:g}".replace(".", "_").replace("+", "")
+        self.line = f"nvidia-smi -pl {self.power_w:g}"
+
+    def switch(self, offers: Offers) -> Switch | None:
+        _expect_cuda(self.name)
+        from overlap_callbacks.instruments.caps.own_device import device_for
+        from overlap_callbacks.instruments.caps.settings import CapError, Caps
+
+        caps = Caps(power_w=self.power_w)
+        own = device_for(caps)
+
+        def on() -> None:
+            try:
+                own.cap(caps)
+            except CapError as error:
+                raise RefusedError(f"the power limit: {error} [OC144]") from error
+
+        def off() -> None:
+            try:
+                own.restore()
+            except CapError as error:
+                raise RefusedError(f"the power limit: {error} [OC144]") from error
+
+        return FunctionSwitch(self.name, on, off, only_between_steps=False)
+
+
 class AllowTF32(BaseArm):
     """32-bit matrix products and convolutions may run in TF32. Results differ.
 

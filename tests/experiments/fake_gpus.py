@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
-from overlap_callbacks.experiments.caps.capped import capped
-from overlap_callbacks.experiments.caps.settings import CapError, Caps
+from overlap_callbacks.instruments.caps.capped import capped
+from overlap_callbacks.instruments.caps.settings import CapError, Caps
 from tests.instruments.power.fakes import build
 
 needs_driver = [
@@ -29,12 +29,17 @@ class Device:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
-        self.state.write_bytes(_STATE.pack(*[BEFORE_W] * 16, *[0.0] * 16, 0, b""))
+        if not self.state.exists():
+            self.state.write_bytes(_STATE.pack(*[BEFORE_W] * 16, *[0.0] * 16, 0, b""))
         self.seen: list[float] = []
 
     @property
+    def limits_w(self) -> tuple[float, ...]:
+        return _STATE.unpack(self.state.read_bytes())[:16]
+
+    @property
     def power_limit_w(self) -> float:
-        return float(_STATE.unpack(self.state.read_bytes())[0])
+        return self.limits_w[0]
 
     @contextlib.contextmanager
     def cap(self, wanted: Caps) -> Iterator[None]:

@@ -12,6 +12,8 @@ SWITCH = "OVERLAP_CALLBACKS"
 RUN_DIR = "OVERLAP_CALLBACKS_RUN_DIR"
 # Times steps and measures nothing else: a ``TimingPlan``.
 TIME_ONLY = "OVERLAP_CALLBACKS_TIME_ONLY"
+# Prefix of the variable that marks a command's processes. Those of a nested command have both.
+COMMAND_MARK = "OVERLAP_CALLBACKS_COMMAND"
 
 
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

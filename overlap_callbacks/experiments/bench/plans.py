@@ -12,7 +12,7 @@ from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype, refusal, usable
 from overlap_callbacks.experiments.bench.results import KINDS, ranks_of
-from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
+from overlap_callbacks.experiments.capping import refuse_on_cpu
 from overlap_callbacks.experiments.machine import cores, free_bytes
 from overlap_callbacks.experiments.sweep import chosen
 

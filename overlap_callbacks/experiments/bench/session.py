@@ -32,11 +32,12 @@ from overlap_callbacks.experiments.bench.collective_bench import measure_transfe
 from overlap_callbacks.experiments.bench.gemm_bench import Work, flop, measure_gemm, message_dtype, product
 from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.site import Ranks, Site, open_site, reduction
-from overlap_callbacks.experiments.caps.capped import Cap, NotPossibleError, capped, capped_part, caps_of
-from overlap_callbacks.experiments.caps.settings import Caps
+from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.machine import cpu_name
 from overlap_callbacks.experiments.supervisor import Limits
 from overlap_callbacks.experiments.sweep import CannotGoOnError, LinesFile, Point, Progress, run
+from overlap_callbacks.instruments.caps.capped import capped
+from overlap_callbacks.instruments.caps.settings import Caps
 from overlap_callbacks.instruments.environment import EnvironmentReader
 
 UNITS = {

@@ -11,7 +11,7 @@ from typing import Any
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import count_parameters
 from overlap_callbacks.analysis.study import Configuration, StudyStart
-from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
+from overlap_callbacks.experiments.capping import refuse_on_cpu
 from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.models import MODELS, TABLE_II, WINDOW_STEPS, Model, Transformer
 from overlap_callbacks.experiments.sweep import chosen

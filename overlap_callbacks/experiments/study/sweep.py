@@ -20,7 +20,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME as RECORD
 from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
 from overlap_callbacks.analysis.study import FILE_NAME, SCHEMA, STEP, Configuration, StudyFigures, StudyRow, StudyStart
-from overlap_callbacks.experiments.caps.capped import Cap, NotPossibleError, capped, capped_part, caps_of
+from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.models import (
     SPEC_NAME,
@@ -45,6 +45,7 @@ from overlap_callbacks.experiments.supervisor import (
     run_kept,
 )
 from overlap_callbacks.experiments.sweep import Point, Sweep
+from overlap_callbacks.instruments.caps.capped import capped
 from overlap_callbacks.report.record import Record, RecordError, read
 
 _WORKER = "overlap_callbacks.experiments.study.job.worker"

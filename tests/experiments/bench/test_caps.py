@@ -15,8 +15,8 @@ from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.session import CapsInForce, run_session
 from overlap_callbacks.experiments.bench.site import Ranks
 from overlap_callbacks.experiments.bench.view import bench_document
-from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from overlap_callbacks.experiments.sweep import CannotGoOnError
+from overlap_callbacks.instruments.caps.settings import CapError, Caps
 from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench_results import gemm_plan
 from tests.commands import invoke

@@ -13,11 +13,11 @@ import pytest
 from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.cli._options import caps
 from overlap_callbacks.experiments import sweep
-from overlap_callbacks.experiments.caps.capped import capped_part, caps_of, check_may_cap
-from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
+from overlap_callbacks.experiments.capping import capped_part, caps_of, check_may_cap
 from overlap_callbacks.experiments.study.plan import make_start
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.sweep import CannotGoOnError
+from overlap_callbacks.instruments.caps.settings import CapError, Caps, Driver
 from tests.commands import invoke
 from tests.experiments.fake_gpus import BEFORE_W, Device, device_in, needs_driver
 from tests.experiments.study.machines import CPU, H100S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from overlap_callbacks.experiments.caps.settings import Before, CapError, Driver
+from overlap_callbacks.instruments.caps.settings import Before, CapError, Driver
 from overlap_callbacks.instruments.power.amd import AmdSmiLibrary, amd_words
 from overlap_callbacks.instruments.power.nvml import NvmlLibrary
 from overlap_callbacks.instruments.power.source import PowerUnavailableError

@@ -1,4 +1,4 @@
-"""The keeper: a separate process that sets and restores caps, whatever happens to the experiment.
+"""The keeper: a separate process that sets and restores caps, whatever happens to the experiment or job.
 
 It reads requests from its standard input, one JSON object per line, and answers each. It restores everything when asked
 to, and when the experiment's process has ended in any way: its pipe closes, or the keeper gets another parent. Signals
@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from overlap_callbacks.experiments.caps.settings import (
+from overlap_callbacks.instruments.caps.settings import (
     Before,
     CapError,
     Caps,
@@ -64,29 +64,48 @@ class Journal:
     Used by one keeper at a time. If a keeper and its experiment die together, the next keeper on this machine restores
     the settings.
 
+    Args:
+        folder: shared by all keepers of the machine.
+        device: the only device that is capped; each rank of a job has such a journal at the same time. Empty for any:
+            then no other keeper may have a journal, and what each of them left is restored.
+
     Raises:
         CapError: another keeper has it, or it cannot be read or written; its methods raise it too.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "before.json"
+    def __init__(self, folder: Path, device: str = "") -> None:
+        self.path = folder / f"{device or 'before'}.json"
+        self._folder, self._device = folder, device
+        self._locks: list[IO[str]] = []
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock: IO[str] = (folder / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock("lock", fcntl.LOCK_SH if device else fcntl.LOCK_EX)
+            if device:
+                self._lock(f"{device}.lock", fcntl.LOCK_EX)
         except BlockingIOError:
-            raise CapError(f"another experiment has capped devices of this machine (lock in {folder})") from None
+            raise CapError(f"another experiment or job has capped this device or machine (lock in {folder})") from None
         except OSError as error:
             raise CapError(f"the devices' present settings cannot be saved in {folder}: {error.strerror}") from None
 
+    def _lock(self, name: str, kind: int) -> None:
+        file = (self._folder / name).open("w")
+        self._locks.append(file)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+
     def read(self) -> list[Before]:
         """The settings left by an earlier keeper; empty if it restored all."""
-        try:
-            return msgspec.json.decode(self.path.read_bytes(), type=list[Before])
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.DecodeError) as error:
-            raise CapError(f"{self.path} cannot be read, and may say how devices stood: {error}") from None
+        of_all = self._folder / "before.json"
+        if self._device and of_all.exists():
+            raise CapError(f"an earlier experiment did not put its caps back, and the next one will: see {of_all}")
+        before: list[Before] = []
+        for path in [self.path] if self._device else sorted(self._folder.glob("*.json")):
+            try:
+                before += msgspec.json.decode(path.read_bytes(), type=list[Before])
+            except FileNotFoundError:
+                continue
+            except (OSError, msgspec.DecodeError) as error:
+                raise CapError(f"{path} cannot be read, and may say how devices stood: {error}") from None
+        return before
 
     def write(self, before: list[Before]) -> None:
         """Replace the contents; on disk when this returns."""
@@ -102,12 +121,14 @@ class Journal:
 
     def clear(self) -> None:
         """Mark everything as restored."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        for path in [self.path] if self._device else self._folder.glob("*.json"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def close(self) -> None:
         """Release it for another keeper."""
-        self._lock.close()
+        for lock in self._locks:
+            lock.close()
 
 
 class Keeper:
@@ -213,12 +234,12 @@ def _say(message: str) -> None:
 
 
 def main() -> int:
-    from overlap_callbacks.experiments.caps.drivers import find_driver
+    from overlap_callbacks.instruments.caps.drivers import find_driver
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        journal = Journal(Path(sys.argv[1]))
+        journal = Journal(Path(sys.argv[1]), *sys.argv[2:])
         driver = find_driver()
         keeper = Keeper(driver, journal, _say)
         keeper.recover()

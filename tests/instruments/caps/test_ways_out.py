@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.experiments.caps.capped import capped
-from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from overlap_callbacks.experiments.supervisor import processes_with
+from overlap_callbacks.instruments.caps.capped import capped
+from overlap_callbacks.instruments.caps.settings import CapError, Caps
 from tests.instruments.power.fakes import build
 from tests.margins import PATIENCE_S
 
@@ -29,8 +29,8 @@ _STATE = struct.Struct("16d16dq64s")
 _PROGRAM = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from overlap_callbacks.experiments.caps import capped as room
-from overlap_callbacks.experiments.caps.settings import Caps
+from overlap_callbacks.instruments.caps import capped as room
+from overlap_callbacks.instruments.caps.settings import Caps
 from overlap_callbacks.experiments.supervisor import interruptible
 
 keepers = []

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-from overlap_callbacks.experiments.caps import settings
-from overlap_callbacks.experiments.caps.drivers import find_driver
-from overlap_callbacks.experiments.caps.keeper import Journal, Keeper
-from overlap_callbacks.experiments.caps.settings import RESTORE_TRIES, CapError, Caps
+from overlap_callbacks.instruments.caps import settings
+from overlap_callbacks.instruments.caps.drivers import find_driver
+from overlap_callbacks.instruments.caps.keeper import Journal, Keeper
+from overlap_callbacks.instruments.caps.settings import RESTORE_TRIES, CapError, Caps
 from tests.distributed import run_alone
 from tests.instruments.power.fakes import build
 from tests.toggling import at_night
