@@ -218,6 +218,7 @@ class SharedReduceScatterSwitch(AttributeSwitch):
     """
 
     name = "set_separate_reduce_scatter_group"
+    begins_with_communication = True
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
