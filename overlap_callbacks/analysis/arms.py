@@ -99,19 +99,19 @@ def trade_offs(rows: Sequence[ArmSummary]) -> list[TradeOffRow]:
 
     Each arm is compared with the configured steps of its own windows, so drift along the run is no effect of the arm.
     """
-    measured = []
-    for row in rows:
-        names = ("step_ms", "configured_step_ms", "energy_per_step_j", "configured_energy_per_step_j")
-        values = [row.value(name) or 0.0 for name in names]
-        if all(value > 0 for value in values) and not row.control:
-            measured.append((row.arm.name, *values))
+    names = ("step_ms", "configured_step_ms", "energy_per_step_j", "configured_energy_per_step_j")
+    measured = {
+        row.arm.name: values
+        for row in rows
+        if all(value > 0 for value in (values := [row.value(name) or 0.0 for name in names])) and not row.control
+    }
     if not measured:
         return []
-    step_ms, energy_j = fmean([row[2] for row in measured]), fmean([row[4] for row in measured])
+    _, step_ms, _, energy_j = [fmean(column) for column in zip(*measured.values(), strict=True)]
     configured = TradeOffPoint("as configured", step_ms, energy_j)
     points = [
         TradeOffPoint(name, step_ms * arm_ms / own_ms, energy_j * arm_j / own_j)
-        for name, arm_ms, own_ms, arm_j, own_j in measured
+        for name, (arm_ms, own_ms, arm_j, own_j) in measured.items()
     ]
     return trade_off([configured, *points], configured)
 

@@ -1,4 +1,4 @@
-"""Caps of power and clocks for parts of an experiment, and checks of which are possible."""
+"""Caps for parts of an experiment, and checks of which are possible."""
 
 from __future__ import annotations
 

@@ -6,19 +6,23 @@ import itertools
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
+from overlap_callbacks.analysis.deciding import Decider
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
-from overlap_callbacks.gate.arms import Arm, BaseArm, Keep, Sequential
+from overlap_callbacks.gate.arms import Arm, BaseArm, Keep, PowerCap, Sequential
+from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, new_monitor, tiny_schedule
+from tests.report.runs import run_info
 
 # A step as configured sleeps for so long; with an arm for another time.
 OWN_S = 0.01
@@ -187,6 +191,14 @@ def test_a_resumed_job_knows_the_decision_and_votes_anew(tmp_path: Path) -> None
 def test_a_wrong_decide_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         MonitorConfig(**{"arms": Sleeping().arms(["faster"]), **options})
+
+
+def test_an_arm_that_may_not_be_kept_is_at_most_recommended() -> None:
+    made: list[BaseArm] = [PowerCap(300.0), Arm("other", bool, bool, equal_results=True)]
+    deciding = Deciding(SEARCH, keeps=True, arms=made)
+    with mock.patch.object(Decider, "cannot_keep") as never:
+        deciding.open(None, run_info())
+    never.assert_called_once_with("power_cap_300")
 
 
 def test_a_job_that_is_only_timed_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
