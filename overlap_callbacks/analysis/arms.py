@@ -100,11 +100,8 @@ def trade_offs(rows: Sequence[ArmSummary]) -> list[TradeOffRow]:
     Each arm is compared with the configured steps of its own windows, so drift along the run is no effect of the arm.
     """
     names = ("step_ms", "configured_step_ms", "energy_per_step_j", "configured_energy_per_step_j")
-    measured = {
-        row.arm.name: values
-        for row in rows
-        if all(value > 0 for value in (values := [row.value(name) or 0.0 for name in names])) and not row.control
-    }
+    values_of = {row.arm.name: [row.value(name) or 0.0 for name in names] for row in rows if not row.control}
+    measured = {name: values for name, values in values_of.items() if min(values) > 0}
     if not measured:
         return []
     _, step_ms, _, energy_j = [fmean(column) for column in zip(*measured.values(), strict=True)]
