@@ -90,6 +90,11 @@ class SwitchState:
         self.offers: dict[str, Callable[[Any], Switch]] = {}
 
     @property
+    def turned(self) -> str | None:
+        """Name of the switch, if it is turned."""
+        return self.form.name if self.is_turned and self.form is not None else None
+
+    @property
     def is_sequential(self) -> bool:
         """Whether the switch in use makes the open step sequential."""
         return self.is_turned and self.form is not None and self.form.sequential

@@ -53,8 +53,7 @@ class AdapterApi:
     @property
     def arm(self) -> str | None:
         """Name of the switch turned in the open step; None if none is. ``mode`` says what the gate does."""
-        state = self._driver.switch
-        return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
+        return self._driver.switch.turned if self._driver.open else None
 
     @property
     def in_step(self) -> bool:
