@@ -196,19 +196,15 @@ class PowerCap(BaseArm):
         caps = Caps(power_w=self.power_w)
         own = device_for(caps)
 
-        def on() -> None:
+        def change(by: Callable[[], None]) -> None:
             try:
-                own.cap(caps)
+                by()
             except CapError as error:
                 raise RefusedError(f"the power limit: {error} [OC144]") from error
 
-        def off() -> None:
-            try:
-                own.restore()
-            except CapError as error:
-                raise RefusedError(f"the power limit: {error} [OC144]") from error
-
-        return FunctionSwitch(self.name, on, off, only_between_steps=False)
+        return FunctionSwitch(
+            self.name, lambda: change(lambda: own.cap(caps)), lambda: change(own.restore), only_between_steps=False
+        )
 
 
 class AllowTF32(BaseArm):
