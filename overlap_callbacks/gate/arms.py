@@ -112,8 +112,7 @@ class Arm(BaseArm):
         for option, given in (("name", name), *([("family", family)] if family else ())):
             if not isinstance(given, str) or not re.fullmatch(r"[A-Za-z0-9_]+", given) or len(given) > _MAX_NAME_LENGTH:
                 raise ValueError(
-                    f"{option} must be 1 to {_MAX_NAME_LENGTH} letters, digits and underscores, got {given!r}: it "
-                    "becomes part of a metric's key"
+                    f"{option} must be 1 to {_MAX_NAME_LENGTH} letters, digits and underscores, got {given!r}"
                 )
         if (setting is None) != (not family):
             raise ValueError(f"give family and setting together, got family={family!r} and setting={setting!r}")

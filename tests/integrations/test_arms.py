@@ -395,6 +395,14 @@ def test_counts_and_flags_of_arms_are_checked() -> None:
     for make, words in (
         (lambda: arms.Prefetch(-1, 0), "forward must be at least 0"),
         (lambda: arms.ZeroLiveParameters(True), "elements must be a whole number"),
+        (lambda: arms.PowerCap(0), "power_w must be a positive, finite number"),
+        (lambda: arms.Arm("a", bool, bool, equal_results=True, family="c tas", setting=8), "family must be 1 to 60"),
+        (lambda: arms.Arm("a", bool, bool, equal_results=True, family="ctas"), "give family and setting together"),
+        (lambda: arms.Arm("a", bool, bool, equal_results=True, setting=8), "give family and setting together"),
+        (
+            lambda: arms.Arm("a", bool, bool, equal_results=True, family="ctas", setting=float("nan")),
+            "setting must be a finite number",
+        ),
         (lambda: arms.Reshard(1), "after_forward must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: arms.SmCarveout(0), "num_sms must be at least 1"),
         (lambda: arms.ZeroPrefetchBucket(-1), "elements must be at least 0"),
