@@ -34,20 +34,6 @@ def predict(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_where_no_job_is_given_one_is_assumed_that_fits_and_communicates_and_it_says_so() -> None:
-    for given, layout in (
-        ((), "TP 2 x DP 4"),
-        (("--model", "llama2-13b"), "TP 8 x DP 1"),
-        (("--layout", "fsdp2"), "TP 1 x DP 8"),
-    ):
-        found = predict(*given)
-        assert (found["world_size"], found["memory_bytes"] <= found["device_bytes"]) == (8, True)
-        assert found["messages"]
-        assert f"assumed, as no layout is given: 8 ranks, {layout}" in found["notes"]
-        assert ("assumed, as no model is given: gpt3-6.7b (--model)" in found["notes"]) is ("--model" not in given)
-    assert not any(["no layout" in note for note in predict("--model", "gpt3-6.7b", "--pp", "2")["notes"]])
-
-
 def error(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["predict", *arguments])
     assert result.exit_code == 2
