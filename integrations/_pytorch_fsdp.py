@@ -165,12 +165,14 @@ class PrefetchSwitch(AttributeSwitch):
         if len(self._modules) < 2:
             raise ValueError("fully_shard has sharded one module only: there is no other to prefetch")
         self._states = [fsdp2_state(module) for module in self._modules]
+        self._turned: list[Any] = []  # values that it has set
         _expect(self._states[0], *_PREFETCH)
         is_default = not any([getattr(state, name) for state in self._states for name in _PREFETCH])
         if is_default and not (arm.forward or arm.backward):
             raise ValueError("no module prefetches others already: nothing would change")
 
     def apply(self) -> None:
+        self._turned.clear()
         for state in self._states:
             for name in _PREFETCH:
                 self.keep(state, name)
@@ -178,6 +180,15 @@ class PrefetchSwitch(AttributeSwitch):
             module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])
             first = max(0, place - self._arm.backward)
             module.set_modules_to_backward_prefetch(self._modules[first:place][::-1])
+        self._turned += [getattr(state, name) for state, name, _ in self._before]
+
+    def restore(self) -> None:
+        """Restore what the user has not set anew meanwhile: an arm that is kept is turned for long."""
+        if self._turned:
+            both = zip(self._before, self._turned, strict=True)
+            self._before = [kept for kept, turned in both if getattr(*kept[:2]) is turned]
+        self._turned.clear()
+        super().restore()
 
 
 class ReshardSwitch(AttributeSwitch):

@@ -126,6 +126,28 @@ def test_an_arm_of_fsdp_is_put_back_however_its_window_ends(name: str) -> None:
         assert rank == {how: {"turned": True, "same": True} for how in ENDINGS}
 
 
+def set_anew(rank: int) -> tuple[bool, bool]:
+    """The user sets what a module prefetches while the arm is turned: whether that stays, and all else is put back."""
+    from overlap_callbacks.integrations._pytorch_fsdp import PrefetchSwitch
+
+    training = Training(rank, jobs.fsdp2)
+    training.step()
+    model = training.job.models[0]
+    first, _, third, *_ = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    before, state = fsdp_options(model), first._get_fsdp_state()
+    switch = PrefetchSwitch([model], arms.Prefetch(1, 1))
+    switch.apply()
+    first.set_modules_to_forward_prefetch([third])
+    switch.restore()
+    stays = state._states_to_forward_prefetch == [third._get_fsdp_state()]
+    state._states_to_forward_prefetch = []
+    return stays, fsdp_options(model) == before
+
+
+def test_what_the_user_sets_while_prefetching_is_turned_stays() -> None:
+    assert run_ranks(set_anew, 2) == [(True, True)] * 2
+
+
 def count_ddp_waits(rank: int, how: str | None) -> dict[str, Any]:
     """Train with the native arm of DDP; in how many buckets a step waited, with the arm and without."""
     from overlap_callbacks.integrations import _pytorch_ddp
