@@ -6,7 +6,7 @@ There these are skipped with the reason, and nothing else may be (``conftest.py`
 from __future__ import annotations
 
 _LINK = "the loopback link is a compiled kernel; tests/simulated_gpu has its jobs as two ranks on two devices"
-_NUMBERS = "kernels of the simulated GPU compute no numbers, so weights and gradients mean nothing"
+_NUMBERS = "these jobs are too large for kernels that compute; tests/simulated_gpu/matrix.md has small ones"
 _POWER = "asks whether a real sensor means what the library takes it to mean"
 
 # Files of tests/gpu, and single tests by how their names begin.

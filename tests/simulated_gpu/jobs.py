@@ -22,7 +22,13 @@ from tests.simulated_gpu.truth import DeviceLog, StepTruth
 
 # DDP reads events of the device in its first ten steps, which makes the host wait. Here the window begins later.
 FIRST_STEP = 14
-SCHEDULE: dict[str, Any] = {"first_step": FIRST_STEP, "every_n_steps": 1000, "repeats": 2, "spread": False}
+SCHEDULE: dict[str, Any] = {
+    "first_step": FIRST_STEP,
+    "every_n_steps": 1000,
+    "repeats": 2,
+    "profiled_steps": 2,
+    "spread": False,
+}
 # More than the window's own: steps in which rank 0's ruling comes, and some after it.
 MORE_STEPS = 12
 # Products are by far most of a step, and a bucket of two layers takes about as long as two of them.
@@ -67,7 +73,7 @@ def _train(rank: int, parameters: Parameters, kind: str, run_dir: str, window: M
         begun, modes = [], []
         options = {**SCHEDULE, "max_overhead": None, **window}
         with contextlib.closing(job), job.attach(run_dir=run_dir, strict=True, **options) as monitor:
-            for _ in range(FIRST_STEP + monitor.schedule.window_steps + MORE_STEPS):
+            for _ in range(monitor.schedule.first_step + monitor.schedule.window_steps + MORE_STEPS):
                 begun.append(time.monotonic_ns())
                 job.forward_backward()
                 modes.append(monitor.mode)  # some frameworks begin a step with its forward

@@ -123,9 +123,8 @@ def test_a_product_during_an_all_reduce_slows_down_as_configured_on_the_device(t
 
 
 def test_the_demo_sees_two_gpus_and_measures_what_they_simulate(tmp_path: Path) -> None:
-    _overlap(
-        Parameters(compute_slowdown=1.3), "demo", "--steps", "100", "--bucket-mb", "1", "--run-dir", tmp_path / "demo"
-    )
+    small = ["--steps", "100", "--layers", "2", "--bucket-mb", "1"]
+    _overlap(Parameters(compute_slowdown=1.3), "demo", *small, "--run-dir", tmp_path / "demo")
     window = record.read(tmp_path / "demo").windows[0]
     assert window.valid, window.problems
     assert (window.world_size, window.backend) == (2, "nccl")
