@@ -246,6 +246,9 @@ class Prefetch(BaseArm):
         self.name = f"prefetch_{self.forward}_{self.backward}"
         if self.forward == self.backward:
             self.family, self.setting = "prefetch", self.forward
+        elif not (self.forward and self.backward):
+            self.family = "prefetch_forward" if self.forward else "prefetch_backward"
+            self.setting = self.forward or self.backward
         calls = (
             f"layer.set_modules_to_forward_prefetch(layers[i + 1 : i + {self.forward + 1}])" if self.forward else "",
             f"layer.set_modules_to_backward_prefetch(layers[max(0, i - {self.backward}) : i][::-1])"

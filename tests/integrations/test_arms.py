@@ -413,6 +413,22 @@ def test_an_arm_that_the_job_cannot_have_is_left_out_with_one_sentence() -> None
         assert words in found[name]
 
 
+def test_settings_of_one_switch_are_a_family() -> None:
+    for arm, family, setting in (
+        (arms.Prefetch(2, 2), "prefetch", 2),
+        (arms.Prefetch(0, 0), "prefetch", 0),
+        (arms.Prefetch(2, 0), "prefetch_forward", 2),
+        (arms.Prefetch(0, 1), "prefetch_backward", 1),
+        (arms.Prefetch(2, 1), "", None),
+        (arms.ZeroPrefetchBucket(100), "zero_prefetch_bucket", 100),
+        (arms.SmCarveout(8), "sm_carveout", 8),
+        (arms.PowerCap(350.5), "power_cap", 350.5),
+        (arms.Arm("ctas_8", bool, bool, equal_results=True, family="ctas", setting=8), "ctas", 8),
+        (arms.Reshard(True), "", None),
+    ):
+        assert (arm.facts.family, arm.facts.setting) == (family, setting)
+
+
 def test_counts_and_flags_of_arms_are_checked() -> None:
     for make, words in (
         (lambda: arms.Prefetch(-1, 0), "forward must be at least 0"),
