@@ -43,6 +43,7 @@ from overlap_callbacks.analysis.throughput import RunFigures, ScaledRun
 from overlap_callbacks.analysis.trade_off import TradeOffRow
 from overlap_callbacks.experiments.against import Answer, Part
 from overlap_callbacks.experiments.check import State
+from overlap_callbacks.experiments.ledger import Entry, Tally
 from overlap_callbacks.experiments.study.factors import CAPS
 from overlap_callbacks.report.views.predict import Prediction
 from overlap_callbacks.traces.figures import Analysis, Comparison
@@ -131,6 +132,10 @@ Check = made(
     "Check", exit_code=Literal[0, 1, 3], limits=list[Limit], all_looks=bool, windows=int, valid_windows=int, state=str,
     against=Compared | None, dimensions=list[DimensionTime], collectives=list[ExposedCollective],
 )  # fmt: skip
+Ledger = made(
+    "Ledger", Tally, topics=list[made("LedgerTopic", Tally, topic=str, is_bad=bool)],
+    predictions=list[made("LedgerEntry", Entry, held=bool | None)],
+)  # fmt: skip
 TunedRow = made(
     "Combination", settings=dict[str, str], runs=int, step_ms=Estimate | None, change=Estimate | None,
     failure=str | None,
@@ -162,7 +167,7 @@ OPTIONAL = {"ComparedRun", "Report", "Workspace"}
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "show": (Run,), "report": (Report, Analysis), "check": (Check,), "analyze": (Analysis,), "compare": (Comparison,),
     "traffic": (Traffic,), "predict": (made("Predicted", Prediction, traffic=list[Mapping]),
-                                       list[made("Checked", CheckedRow, equal=bool)]),
+                                       list[made("Checked", CheckedRow, equal=bool)], Ledger),
     "bench": tuple(BENCHES), "study": (StudyResult,), "tune": (Tuning,), "workspace": (Workspace,),
 }  # fmt: skip
 

@@ -14,12 +14,13 @@ from overlap_callbacks.analysis.buckets import bucket_sizes, bytes_of_a_gradient
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
 from overlap_callbacks.analysis.exposure import collectives_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, listed
+from overlap_callbacks.analysis.gains import EXPOSED, IN_A_STEP, Gain, JobFacts
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment, Severity
-from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, SlowdownShares
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.environment import Severity
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS
+from overlap_callbacks.analysis.results.prediction import RISES, SETTINGS, Prediction
 from overlap_callbacks.analysis.results.run import Setting
-from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts
+from overlap_callbacks.analysis.results.step_parts import Bound, LateRank
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.stragglers import Straggler
 
@@ -35,7 +36,6 @@ _FEW_BLOCKS = 4
 # Padding, and small reductions of other tensors, keep a step's bytes from being an exact multiple of the gradients'.
 _TOLERANCE, _NEAR = 0.05, 0.2
 _MOST_NAMED = 3
-_IN_A_STEP = " in a step of "
 # How the names of kernels show that a job has a way to faster or fewer kernels already.
 _SHOWN_BY = {
     "torch.compile": r"^triton_(poi|red|per)_fused_",
@@ -48,7 +48,8 @@ class Advice(NamedTuple):
     """What to try and why, as sentences; ``topic`` is the section of the docs.
 
     ``won`` is what it could win, in words: how much of which time; empty if that is not known. ``tries``: the options
-    with which ``overlap tune`` tries it.
+    with which ``overlap tune`` tries it. ``prediction`` is the same as ``won``, for programs. ``held`` says how often
+    such predictions have held in the user's runs, if that is seldom.
     """
 
     topic: str
@@ -56,11 +57,14 @@ class Advice(NamedTuple):
     why: str
     won: str = ""
     tries: str = ""
+    prediction: Prediction | None = None
+    held: str = ""
 
     @property
     def short(self) -> str:
         """What to try, what it could win, and the command."""
-        won = f": {self.won.partition(_IN_A_STEP)[0]} a step" if self.won else ""
+        won = f": {self.won.partition(IN_A_STEP)[0]} a step" if self.won else ""
+        won += f" ({self.held})" if self.held else ""
         command = f"overlap tune {self.tries} -- COMMAND" if self.tries else "overlap report THIS_RUN THE_NEXT"
         return f"{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
 
@@ -69,45 +73,18 @@ class Advice(NamedTuple):
         return f"{DOCS}#{self.topic}"
 
 
-class JobFacts(NamedTuple):
-    """The facts that advice depends on.
-
-    Attributes:
-        detailed: a window with its collectives.
-        shares: the compute slowdown divided among its causes, if known.
-        configuration: what the adapter read of the job; empty if unknown.
-        environment, own: of the job, and of one rank; None if unknown.
-        precision: of the matrix products; empty if unknown.
-        step_ms: an overlapped step without the profiler; None to give gains as parts of a profiled one.
-    """
-
-    parts: StepParts
-    detailed: OverlapReport
-    shares: SlowdownShares | None = None
-    configuration: Mapping[str, Setting] = {}
-    environment: JobEnvironment | None = None
-    own: RankEnvironment | None = None
-    precision: str = ""
-    step_ms: float | None = None
-
-    def up_to(self, ms: float, of: str = "exposed time") -> str:
-        """The possible gain, in words, from the same of a profiled step: how much of which time.
-
-        No bound of the whole gain: fewer collectives, say, take the host less time too.
-        """
-        return f"up to {self.ms(ms)} of {of}{_IN_A_STEP}{self.ms(self.parts.total_ms)}"
-
-    def ms(self, ms: float) -> str:
-        """A part of a profiled step, as the same part of one without the profiler."""
-        total_ms = self.parts.total_ms
-        return PLAIN.quantity(ms / total_ms * (self.step_ms or total_ms), "ms")
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.detailed.device == "cpu"
-
-    def variable(self, name: str) -> str:
-        return "" if self.own is None else self.own.variables.get(name, "")
+def _advice(
+    topic: str, what: str, why: str, gain: Gain | None = None, tries: str = "", rises: bool | None = None
+) -> Advice:
+    if gain is None:
+        return Advice(topic, what, why)
+    _, low_ms, high_ms, step_ms, assumes = gain
+    rises = RISES.get(topic) if rises is None else rises
+    found = Prediction(
+        topic=topic, settings=SETTINGS.get(topic, ()), rises=rises,
+        step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, assumes=assumes,
+    )  # fmt: skip
+    return Advice(topic, what, why, gain.words, tries, found)
 
 
 def advice_for(
@@ -118,7 +95,7 @@ def advice_for(
     most = job.up_to(max(0.0, job.parts.total_ms - job.parts.compute_ms), "time without compute")
     for finding in job.detailed.findings:
         if finding.severity is Severity.SERIOUS:
-            yield Advice("settings", finding.action, f"{finding.message} That could win {most}.", most)
+            yield _advice("settings", finding.action, f"{finding.message} That could win {most}.", most)
     yield from _deferring(job)
     contention = list(_against_contention(job))
     if bound is Bound.COMMUNICATION:
@@ -190,9 +167,15 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
     saved_ms = share * (exposed_ms + contention_ms)
     if saved_ms < WORTH * job.parts.total_ms:
         return
-    most = job.up_to(saved_ms, "exposed and lost time" if contention_ms else "exposed time")
+    # Micro-batches are alike, so each exposes as much; what compute loses may come back, and the host issues fewer.
+    most = job.up_to(
+        saved_ms,
+        "exposed and lost time" if contention_ms else EXPOSED,
+        least_ms=share * exposed_ms,
+        more_ms=share * job.parts.idle_ms,
+    )
     how = how_to_defer(job.configuration)
-    yield Advice(
+    yield _advice(
         "defer-reductions",
         f"Each gradient is reduced {found.times} times a step: defer it{how}.",
         f"A step reduces {bytes_in_words(found.step_bytes)} for {bytes_in_words(found.gradient_bytes)} of gradients. "
@@ -253,13 +236,13 @@ def _against_launching(job: JobFacts) -> Iterator[Advice]:
     won = f"{idle} That could win {most}."
     graphs = [] if job.on_cpu else ["CUDA graphs"]
     ways = not_in_use(["torch.compile", *graphs, "fused optimizers"], [row.name for row in job.detailed.kernels])
-    yield Advice("cuda-graphs", f"Launch less: {', '.join(ways)}.", won, most)
-    yield Advice(
+    yield _advice("cuda-graphs", f"Launch less: {', '.join(ways)}.", won, most)
+    yield _advice(
         "micro-batch", "Give each launch more to do: a larger micro-batch.", won, most, "--arg micro-batch=1,2,4"
     )
     configuration = job.configuration
     if configuration.get("ddp_find_unused_parameters") is True and configuration.get("ddp_static_graph") is not True:
-        yield Advice(
+        yield _advice(
             "find-unused-parameters",
             "Leave DDP's find_unused_parameters off, or static_graph on, where that holds.",
             f"It is on, and walks the whole graph on the host in each step. {won}",
@@ -268,7 +251,7 @@ def _against_launching(job: JobFacts) -> Iterator[Advice]:
 
 
 def _against_waiting_for_the_host(job: JobFacts) -> Advice:
-    return Advice(
+    return _advice(
         "on-host",
         "Issue collectives of the host earlier and wait for them later (async_op=True), or communicate on the device.",
         f"The device runs nothing for {job.ms(job.parts.on_host_ms)} a step while the host waits for them. That could "
@@ -285,7 +268,8 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
         because = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {most}."
     else:
         stages, number = pipeline.num_stages - 1, pipeline.chunks * pipeline.micro_batches
-        most = job.up_to(bubble_ms * (1 - (stages + number) / (stages + 2 * number)), "bubble")
+        left = (stages + number) / (stages + 2 * number)
+        most = job.up_to(bubble_ms * (1 - left), "bubble", more_ms=bubble_ms * left)
         because = (
             f"{waiting} By (p-1)/(p-1+m), {pipeline.num_stages} stages with {pipeline.micro_batches} micro-batches "
             f"wait for {PLAIN.percent(stages / (stages + number))} of it, with twice as many for "
@@ -293,11 +277,11 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
         )
         number = pipeline.micro_batches
         tries = f"--arg micro-batches={number},{2 * number}"
-    yield Advice("micro-batches", "Use more micro-batches in a step.", because, most, tries)
+    yield _advice("micro-batches", "Use more micro-batches in a step.", because, most, tries)
     if pipeline is None or pipeline.chunks == 1:
-        most = job.up_to(bubble_ms / 2, "bubble")
+        most = job.up_to(bubble_ms / 2, "bubble", more_ms=bubble_ms / 2)
         because = f"{waiting} With two chunks it is about half: that could win {most}."
-        yield Advice("interleaving", "Interleave: several model chunks on each stage.", because, most)
+        yield _advice("interleaving", "Interleave: several model chunks on each stage.", because, most)
 
 
 def _against_contention(job: JobFacts) -> Iterator[Advice]:
@@ -309,7 +293,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
     if by_clock > 0.5 and not job.on_cpu:
         most = job.up_to(min(1.0, by_clock) * parts.contention_ms, "lost time")
         why = f"{lost} The lower clock explains most of it: {most}."
-        yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", why, most)
+        yield _advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", why, most)
     if backend == "nccl":
         by_sms = None if shares is None else shares.of(SMS)
         blocks = max((row.num_blocks for row in job.detailed.kernels if row.communication), default=0)
@@ -319,7 +303,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         held = f"NCCL's kernels hold {f'up to {blocks} ' if blocks else ''}SMs meanwhile"
         held += f" (NCCL_MAX_CTAS={limit})" if limit else ""
         most = job.up_to(parts.contention_ms * (1 - min(1.0, by_clock)), "lost time")
-        yield Advice(
+        yield _advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS.",
             f"{lost} {held}: {most}.",
@@ -329,7 +313,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
     elif backend == "gloo" and (job.own is None or job.own.num_threads != 1):
         most = job.up_to(parts.contention_ms, "lost time")
         what = "Leave Gloo's threads cores of their own: fewer threads for torch's operators."
-        yield Advice("ctas", what, f"{lost} That could win {most}.", most, "--env OMP_NUM_THREADS=1,2,4")
+        yield _advice("ctas", what, f"{lost} That could win {most}.", most, "--env OMP_NUM_THREADS=1,2,4")
 
 
 def _power_cap(job: JobFacts) -> str:
@@ -362,7 +346,7 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     if gathers and "all_gather" in kinds and "reduce_scatter" in kinds:
         what = "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3."
         why = most if name else "Parameters are gathered in the step, and compute waits for them."
-        yield Advice("prefetch", what, f"{why} {won}", most_won, "--arg prefetch=1,2,3")
+        yield _advice("prefetch", what, f"{why} {won}", most_won, "--arg prefetch=1,2,3")
     rows = [row for row in detailed.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
     if not rows:
         return
@@ -381,19 +365,19 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     if ways:
         most_won = job.up_to(of_reductions_ms / 2)
         what = f"Send less: {', or '.join(ways)}."
-        yield Advice("fewer-bytes", what, f"{most} Half the bytes could win {most_won}.", most_won)
+        yield _advice("fewer-bytes", what, f"{most} Half the bytes could win {most_won}.", most_won)
 
 
-def _mapping(job: JobFacts, name: str, won: str) -> Advice:
+def _mapping(job: JobFacts, name: str, won: Gain) -> Advice:
     most = f"Most of the exposed communication is {name}-parallel."
     rows = [] if job.detailed.traffic is None else job.detailed.traffic.dimensions
     crossing = next((row.between_hosts_bytes for row in rows if row.dimension == name), None)
     if crossing == 0 or (job.environment is not None and job.environment.num_hosts == 1):
         what = f"Use fewer ranks in each {name}-parallel group, or overlap its collectives with matrix products."
-        return Advice("mapping", what, f"{most} Its groups lie within a node already. That could win {won}.", won)
+        return _advice("mapping", what, f"{most} Its groups lie within a node already. That could win {won}.", won)
     between = f" {bytes_in_words(crossing)} a step cross between hosts." if crossing else ""
     what = f"Keep each {name}-parallel group within a node, on its fastest links."
-    return Advice("mapping", what, f"{most}{between} That could win {won}.", won)
+    return _advice("mapping", what, f"{most}{between} That could win {won}.", won)
 
 
 def _exposed_share(job: JobFacts, kinds: Sequence[str]) -> float | None:
@@ -435,10 +419,11 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     all_bytes = sum(row.size_bytes for row in rows) if found is None else found.gradient_bytes
     if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
         because = f"{size}: short messages do not fill a link. {won}"
+        most = job.up_to(exposed_ms, more_ms=job.parts.idle_ms)
         if "fsdp_units" in job.configuration:
-            yield Advice("buckets", "Wrap more layers in each FSDP unit.", because, most)
+            yield _advice("buckets", "Wrap more layers in each FSDP unit.", because, most, rises=False)
         elif sizes := bucket_sizes(all_bytes, cap, larger=True):
-            yield Advice("buckets", "Raise the bucket size.", because, most, try_sizes(cap, sizes))
+            yield _advice("buckets", "Raise the bucket size.", because, most, try_sizes(cap, sizes), rises=True)
     elif (
         mean_bytes > _LONG_MESSAGE_BYTES
         or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES)
@@ -446,7 +431,7 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     ):
         because = f"{size}: a long message begins late in the backward pass. {won}"
         if sizes := bucket_sizes(all_bytes, cap, larger=False):
-            yield Advice("buckets", "Lower the bucket size.", because, most, try_sizes(cap, sizes))
+            yield _advice("buckets", "Lower the bucket size.", because, most, try_sizes(cap, sizes), rises=False)
 
 
 def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequence[Straggler]) -> Iterator[Advice]:
@@ -456,7 +441,7 @@ def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequenc
     won = f"The others wait: that could win {most}."
     if hosts:
         what = f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs."
-        yield Advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.", most)
+        yield _advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.", most)
     if late is not None and late.busy:
         what = f"Look at rank {late.rank}: its clock, its temperature, its share of the work."
         because = f"It computes for longer than the other ranks. {won}"
@@ -469,7 +454,7 @@ def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequenc
     else:
         what = "Measure more windows, to find out which rank comes last."
         because = f"It differs between windows, and no rank comes last more often than by chance for certain. {won}"
-    yield Advice("straggler", what, because, most)
+    yield _advice("straggler", what, because, most)
 
 
 def _listed(rows: Sequence[Straggler]) -> str:

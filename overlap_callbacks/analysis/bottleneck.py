@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.advice import Advice, JobFacts, advice_for
+from overlap_callbacks.analysis.advice import Advice, advice_for
 from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.analysis.gains import JobFacts
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts, bound_of, mean_parts, times_ms
@@ -32,6 +34,12 @@ class Bottleneck(NamedTuple):
     stragglers: tuple[Straggler, ...]
     advice: tuple[Advice, ...] = ()
 
+    @property
+    def predictions(self) -> list[Prediction]:
+        """What the advice predicts of settings."""
+        found = [one.prediction for one in self.advice if one.prediction is not None]
+        return [one for one in found if one.settings]
+
     def sentence(self, style: Style = PLAIN) -> str:
         """The verdict with its evidence, in one sentence or two."""
         # A twelfth of a step may bound it: compute is needed to hide communication, and no loss by itself.
@@ -52,6 +60,7 @@ def bottleneck_of(
     detailed: OverlapReport | None = None,
     run: RunInfo | None = None,
     step_ms: Estimate | None = None,
+    exposed: Estimate | None = None,
     among: Sequence[Bound] = (),
 ) -> Bottleneck | None:
     """What bounds the steps of these windows; None if no profile shows it.
@@ -62,6 +71,7 @@ def bottleneck_of(
         detailed: one of them with its collectives, on which advice rests; None to take the last that has any.
         run: what is known of the job, for advice.
         step_ms: an overlapped step over all windows.
+        exposed: its exposed communication.
         among: ask which of these takes longest; empty to ask what bounds the step.
     """
     measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
@@ -86,6 +96,7 @@ def bottleneck_of(
         environments[-1].lowest_rank if environments else None if run is None else run.environment,
         "" if run is None or run.workload is None else run.workload.precision or "",
         None if step_ms is None else step_ms.value,
+        _ends(exposed),
     )
     advice = list(advice_for(bound, job, late, late_ones))
     if speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0:
@@ -102,9 +113,25 @@ def run_bottleneck(
     """What bounds the steps of a run; None for a control run or without a profile. See ``bottleneck_of``."""
     if summary.control:
         return None
-    speedup, step_ms = map(summary.pooled().get, ("speedup_vs_sequential", "e2e_overlapped_ms"))
+    names = ("speedup_vs_sequential", "e2e_overlapped_ms", "exposed_comm_ms")
+    speedup, step_ms, exposed = map(summary.pooled().get, names)
     sure = None if summary.not_settled else speedup
-    return bottleneck_of(summary.valid_windows, sure, detailed, summary.run, step_ms, among)
+    return bottleneck_of(summary.valid_windows, sure, detailed, summary.run, step_ms, exposed, among)
+
+
+def predictions_of(report: OverlapReport, run: RunInfo | None) -> list[Prediction]:
+    """What the advice on a window predicts of settings; nothing if the window does not count."""
+    if report.control or not (report.valid and report.complete):
+        return []
+    found = bottleneck_of([report], None, None, run, report.e2e_overlapped_ms, report.exposed_comm_ms)
+    return [] if found is None else found.predictions
+
+
+def _ends(exposed: Estimate | None) -> tuple[float, float]:
+    """The ends of an interval over its value; 1 where there is none."""
+    if exposed is None or exposed.ci_low is None or exposed.ci_high is None or not exposed.value > 0:
+        return 1.0, 1.0
+    return max(0.0, exposed.ci_low) / exposed.value, exposed.ci_high / exposed.value
 
 
 def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:

@@ -121,6 +121,14 @@ def read_record(run: Path, *, details: bool = False) -> Record:
         gc.enable()
 
 
+def with_ledger(record: Record) -> Record:
+    """The record, with what the runs next to it say of its advice."""
+    from overlap_callbacks.experiments.ledger import seldom_held
+
+    record.seldom_held = seldom_held(record)
+    return record
+
+
 def _may_be_traces(path: Path) -> bool:
     """Whether a path is a file, or a folder with a file, that looks like a trace by its name."""
     from overlap_callbacks.traces.sources import holds_traces
@@ -131,7 +139,7 @@ def _may_be_traces(path: Path) -> bool:
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
     """Print the results of a run: its answer, or ``everything``."""
-    record = read_record(run)
+    record = with_ledger(read_record(run))
     if as_json:
         from overlap_callbacks.report.run_json import run_as_json
 

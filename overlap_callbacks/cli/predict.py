@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,6 +23,8 @@ from overlap_callbacks.cli._output import (
     one_line,
     print_document,
     print_json,
+    read_record,
+    refusing,
     require,
 )
 from overlap_callbacks.cli.predict_rates import RATES, check_hardware, hardware_of, hardware_options, windows_of
@@ -91,6 +94,11 @@ _message_options = with_options(
 
 # The job where none is given, and the ranks where no size of the layout is.
 _MODEL, _RANKS = "gpt3-6.7b", 8
+
+# What a ledger takes, and how many runs of a folder, the newest.
+_OF_LEDGER = ("ledger", "runs", "as_json")
+_MOST_RUNS = 100
+
 # Options that do not affect a job's messages.
 _NOT_CHECKED = (
     "what_if", "messages", "all_ranks", *RATES, "latency", "utilisation", "memory", *MATRIX_PARAMETERS,
@@ -108,11 +116,15 @@ _NOT_CHECKED = (
     "--check", type=click.Path(path_type=Path), metavar="RUN",
     help="Compare the messages of RUN; the exit code is 1 if they differ.",
 )  # fmt: skip
+@click.option("--ledger", is_flag=True, help="How often the predictions of RUNS' advice held, where they were tried.")
 @json_option
-def command(check: Path | None, as_json: bool, **given: Any) -> None:
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUNS...]")
+def command(check: Path | None, ledger: bool, runs: tuple[Path, ...], as_json: bool, **given: Any) -> None:
     """How long a step of a training job should take, what memory it needs, and what it should send.
 
     Rates are those of a GPU and a network by name, given as numbers, or from a record.
+
+    With --ledger: RUNS are runs, folders of runs, and folders of overlap tune.
     """
     import msgspec
 
@@ -121,6 +133,8 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
     from overlap_callbacks.report.views.traffic import predicted_blocks
 
     context = click.get_current_context()
+    if ledger or runs:
+        _print_ledger(context, ledger, runs, as_json)
     if check is not None:
         _refuse_beside_check(context)
     if given["png"] is not None:
@@ -150,6 +164,38 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
         if any(map(is_given, shown)):
             traffic = predicted_blocks(mappings, drawn) if found.messages else []
         print_document(prediction_document(found, traffic))
+
+
+def _print_ledger(context: click.Context, ledger: bool, runs: Sequence[Path], as_json: bool) -> NoReturn:
+    """Print how often predictions held, and exit."""
+    from overlap_callbacks.experiments import ledger as ledgers
+    from overlap_callbacks.experiments.sweep import ResultsError
+    from overlap_callbacks.experiments.tune.sweep import Tune
+
+    if not ledger or not runs:
+        raise click.UsageError("--ledger: give runs" if ledger else f"{runs[0]}: runs are for --ledger")
+    beside = [option for name, option in _options_of(context).items() if name not in _OF_LEDGER and is_given(name)]
+    if beside:
+        raise click.UsageError(f"--ledger takes runs, and nothing else: leave out {' and '.join(beside)}")
+    tunes = [path for path in runs if path.name == Tune.FILE_NAME or (path / Tune.FILE_NAME).exists()]
+    with refusing(ResultsError):
+        read_tunes = [Tune.read(path) for path in tunes]
+    records = {one.resolve(): one for path in runs if path not in tunes for one in _runs_of(path)}
+    entries = ledgers.ledger([read_record(one) for one in records.values()], read_tunes)
+    found = ledgers.tally(entries)
+    if as_json:
+        print_json(ledgers.as_data(entries))
+    else:
+        print_document(ledgers.document(entries))
+    raise SystemExit(ExitCode.DONE if found.tried else ExitCode.INCONCLUSIVE)
+
+
+def _runs_of(path: Path) -> Sequence[Path]:
+    """A run, or the newest of a folder of runs."""
+    from overlap_callbacks.analysis.results.run import FILE_NAME
+    from overlap_callbacks.report.record import runs_in
+
+    return [path] if not path.is_dir() or (path / FILE_NAME).exists() else runs_in(path)[-_MOST_RUNS:] or [path]
 
 
 def _refuse_beside_check(context: click.Context) -> None:

@@ -19,6 +19,7 @@ from overlap_callbacks.cli._output import (
     read_record,
     refusing,
     require,
+    with_ledger,
     with_progress,
     write_file,
     writing,
@@ -82,6 +83,8 @@ def report(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_jso
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")
     records = [read_record(newest_run(run)) for run in runs]
+    if len(records) == 1:
+        with_ledger(records[0])
     if output is None:
         output = (records[0].path.parent if len(records) == 1 else Path()) / "report.html"
     try:

@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.step_parts import Bound
@@ -72,6 +73,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
+_decode_prediction = msgspec.json.Decoder(Prediction).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
 _decode_block = msgspec.json.Decoder(_BlockLine).decode
 
@@ -86,6 +88,8 @@ class Record:
         windows: the reports, in the order of measurement.
         arms: the reports of windows with arms other than sequential steps.
         decision: what the job has decided about its arms, the latest; None in a job that does not decide.
+        predictions: what the advice of the last start predicts.
+        seldom_held: topics of advice whose predictions hold too seldom, in words; not read from the file.
         left_out: why windows have no report.
         unfinished: what rank 0 had measured of a window that was cut off before its report.
         ended: whether the last start of the job has ended, according to its record.
@@ -98,6 +102,8 @@ class Record:
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
     decision: Decision | None = None
+    predictions: list[Prediction] = field(default_factory=list)
+    seldom_held: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     unfinished: OverlapReport | None = None
     ended: bool = False
@@ -193,7 +199,11 @@ class Record:
 
     def bottleneck(self, among: Sequence[Bound] = ()) -> Bottleneck | None:
         """What limits the steps of the run, or the longest ``among`` some, and what to try; None without a profile."""
-        return run_bottleneck(self.summary, self.latest_valid("collectives"), among)
+        found = run_bottleneck(self.summary, self.latest_valid("collectives"), among)
+        if found is None or not self.seldom_held:
+            return found
+        advice = [one._replace(held=self.seldom_held.get(one.topic, "")) for one in found.advice]
+        return found._replace(advice=tuple(advice))
 
     def whole(self, window: OverlapReport) -> OverlapReport:
         """One of ``windows`` with its details: tables, timelines, samples.
@@ -274,14 +284,15 @@ def read(
             record.arms.append(_decode_arm(line))
         elif kind == "decision":
             record.decision = _decode_decision(line)
+        elif kind == "prediction":
+            record.predictions.append(_decode_prediction(line))
         elif kind == "left_out":
             record.left_out.append(_decode_left_out(line).reason)
         elif kind == "end":
             record.ended = True
         elif kind == "run":
             _check_schema(file, _decode_head(line))
-            record.runs.append(_with_known_schedule(_decode_run(line)))
-            record.ended = False
+            _add_run(record, _with_known_schedule(_decode_run(line)))
             record.broken_lines += blocks.end_run()
 
     try:
@@ -305,6 +316,13 @@ def read(
     if blocks.by_window:
         _add_unfinished(record, *next(reversed(blocks.by_window.items())))
     return record
+
+
+def _add_run(record: Record, run: RunInfo) -> None:
+    """Add a start of the job, whose advice predicts anew."""
+    record.runs.append(run)
+    record.ended = False
+    record.predictions.clear()
 
 
 def _add_window(record: Record, window: OverlapReport, details: Details | None) -> None:

@@ -3,6 +3,7 @@
 Kinds of lines: ``{"record": "run", ...}`` opens a run; a resumed job adds one. ``{"record": "block", ...}`` is one
 timed block of rank 0, written as soon as it is measured. ``{"record": "window", ...}`` is the report of a whole window.
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
+``{"record": "prediction", ...}`` is what advice predicts, once for each.
 ``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
 ``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
 it.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.analysis.bottleneck import predictions_of
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -50,6 +52,7 @@ class JsonlSink(Sink):
         self._file: Any = None
         self._run: RunInfo | None = None
         self._details = KeptDetails()
+        self._predicted: set[tuple[str, bool | None]] = set()
 
     def kept_record(self) -> Path:
         return self.path
@@ -95,6 +98,10 @@ class JsonlSink(Sink):
 
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))
+        for prediction in predictions_of(report, self._run):
+            if (prediction.topic, prediction.rises) not in self._predicted:
+                self._predicted.add((prediction.topic, prediction.rises))
+                self._write("prediction", prediction)
 
     def close(self) -> None:
         if self._file is not None:

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.advice import DOCS, Advice, JobFacts, advice_for, reductions_of
+from overlap_callbacks.analysis.advice import DOCS, Advice, advice_for, reductions_of
 from overlap_callbacks.analysis.bottleneck import bottleneck_of
+from overlap_callbacks.analysis.gains import JobFacts
 from overlap_callbacks.analysis.results.environment import Finding, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import FIRST, LAST, ExposedCollective, Exposure
@@ -133,6 +134,38 @@ def test_reductions_that_run_once_or_are_unknown_are_not_deferred(
     found = reductions_of(facts)
     assert found is None or found.times == 1
     assert "defer-reductions" not in advice(Bound.COMMUNICATION, facts)
+
+
+# -- the same for programs
+
+
+def test_each_gain_is_a_prediction_with_bounds() -> None:
+    """The exposed time has an interval; fewer collectives take the host less; equal parts are saved for certain."""
+    small = {**DDP, "ddp_bucket_cap_bytes": MB}
+    facts = job(
+        EXPOSED, collective("allreduce_", 8, 14_200_000), configuration=small, exposed=(0.5, 1.5), step_ms=200.0
+    )  # of 30 ms exposed and 10 ms idle in 100
+    found = {topic: one.prediction for topic, one in advice(Bound.COMMUNICATION, facts).items() if one.prediction}
+    bounds = {topic: (one.rises, one.step_ms, one.low_ms, one.high_ms) for topic, one in found.items()}
+    assert bounds == {
+        "defer-reductions": (None, 200.0, 22.5, pytest.approx(2 * (0.75 * 30 * 1.5 + 0.75 * 10))),
+        "buckets": (True, 200.0, 0.0, pytest.approx(2 * (30 * 1.5 + 10))),
+        "fewer-bytes": (None, 200.0, 0.0, pytest.approx(2 * 15 * 1.5)),
+    }
+    assert (
+        found["defer-reductions"].assumes == "it saves its share of exposed time, or of the host; nothing else changes"
+    )
+    assert found["buckets"].settings
+
+
+def test_a_prediction_is_at_most_the_whole_step_and_other_losses_have_no_interval() -> None:
+    facts = job(EXPOSED, collective("allreduce_", 8, 8 * MB), exposed=(0.0, 9.0))
+    prediction = advice(Bound.COMMUNICATION, facts)["buckets"].prediction
+    assert prediction is not None
+    assert prediction.high_ms == 100.0
+    prediction = advice(Bound.LAUNCH, job(LAUNCH, exposed=(0.0, 9.0)))["micro-batch"].prediction
+    assert prediction is not None
+    assert prediction.high_ms == 50.0
 
 
 # -- communication
@@ -429,7 +462,7 @@ def test_a_serious_setting_comes_before_all_other_advice() -> None:
     found = list(advice_for(Bound.LAUNCH, job(LAUNCH, findings=(finding,))))
     most = "up to 55.00 ms of time without compute in a step of 100.0 ms"  # all but compute
     why = f"CUDA_LAUNCH_BLOCKING=1: so nothing overlaps. That could win {most}."
-    assert found[0] == Advice("settings", "Unset it.", why, most)
+    assert found[0][:4] == ("settings", "Unset it.", why, most)
     note = msgspec.structs.replace(finding, severity=Severity.NOTE)
     assert "settings" not in advice(Bound.LAUNCH, job(LAUNCH, findings=(note,)))
 

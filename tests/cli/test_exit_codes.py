@@ -66,6 +66,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("trace run --for inductor -o t.json", 3), ("trace invalid --for inductor", 3),
         ("predict --model gpt2 --dp 2", 0), ("predict", 2), ("predict --model gpt9", 2), ("predict --dp x", 2),
         ("predict --model gpt2 --dp 2 --check nowhere", 2), ("predict --model gpt2 --dp 2 --check bare", 3),
+        ("predict --ledger", 2), ("predict --ledger run", 3), ("predict --ledger nowhere", 2), ("predict run", 2),
+        ("predict --ledger run --dp 2", 2), ("predict --ledger empty", 2),
         ("workspace --entity a --project p --dry-run", 0), ("workspace --entity a", 2), ("workspace", 2),
         ("tune", 2), ("tune --arg a=1 -- true", 2), ("tune --arg a=1,2 --resume nowhere", 2),
         ("bench gemm-allreduce --n x", 2), ("bench gemm-allreduce --resume empty", 2), ("bench products", 2),

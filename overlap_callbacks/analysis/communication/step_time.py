@@ -224,6 +224,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: of the rank that needs most; None if it cannot be counted.
         step: predicted; None if impossible, or without hardware.
         is_asked: whether it is the job as it was described.
+        saves_ms: of a step of that job, at least and at most: each may hide its communication or not. None if unknown.
     """
 
     p: int
@@ -233,6 +234,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float | None = None
     step: StepTime | None = None
     is_asked: bool = False
+    saves_ms: tuple[float, float] | None = None
 
 
 def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
@@ -249,7 +251,15 @@ def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None
     def place(choice: Choice) -> tuple[bool, float, int, int]:
         return bool(choice.infeasible), choice.step.iteration_ms if choice.step else 0.0, choice.p, choice.t
 
-    return tuple(sorted(choices, key=place))
+    asked = next((choice.step for choice in choices if choice.is_asked), None)
+    return tuple([_against(asked, choice) for choice in sorted(choices, key=place)])
+
+
+def _against(asked: StepTime | None, choice: Choice) -> Choice:
+    if asked is None or choice.step is None or choice.is_asked:
+        return choice
+    ends_ms = asked.hidden_ms - choice.step.iteration_ms, asked.iteration_ms - choice.step.hidden_ms
+    return msgspec.structs.replace(choice, saves_ms=ends_ms)
 
 
 def divisors(number: int) -> list[int]:

@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.prediction import topic_of
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.statistics import LOG, Pooling
@@ -32,12 +33,10 @@ _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], .
 )
 # These differ between any two runs.
 _NO_SETTINGS = (STARTED,)
-_SCHEDULE, _COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Configuration: "
+_SCHEDULE, COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Configuration: "
 # Settings of measuring and recording, not of the job.
 _NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", HOST)
 _MOST_NAMED = 3
-# Topics of advice, and words in the names of the settings that they are about.
-_TRIED = {"buckets": ("bucket", "fsdp_units"), "prefetch": ("prefetch",)}
 _MAX_VALUE = 40
 _MAX_VALUES = 8
 
@@ -52,7 +51,7 @@ def head_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
         # What differs between these runs has been tried.
         untried = [
             one for one in (() if then is None else then.advice)
-            if not any([word in label for word in _TRIED.get(one.topic, ()) for label in differing])
+            if one.topic not in map(topic_of, differing)
         ]  # fmt: skip
         advice = f" Then: {untried[0].what}" if untried else ""
         lines.append(f"To try first: go on with {found.name}.{advice}")
@@ -274,7 +273,7 @@ def _of_each(names: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _short(label: str) -> str:
-    for begin in (_TOLD, _COLLECTIVES, f"{SETTING}: "):
+    for begin in (_TOLD, COLLECTIVES, f"{SETTING}: "):
         label = label.removeprefix(begin)
     return label
 
@@ -292,7 +291,7 @@ def _place(label: str) -> int:
 
 def _facts(record: Record) -> dict[str, str]:
     sent = {
-        f"{_COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {bytes_in_words(size)}"
+        f"{COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {bytes_in_words(size)}"
         for name, (messages, size) in collectives_of_a_step(record).items()
     }
     return {

@@ -10,7 +10,7 @@ import msgspec
 from overlap_callbacks.analysis.communication.predicted import CheckedRow
 from overlap_callbacks.analysis.communication.step_time import Choice, StepTime
 from overlap_callbacks.analysis.communication.volumes import MessageRow
-from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.report.views.elements import Block, Cell, Column, Document, Note, RunPage, Section, table_of
 
@@ -161,6 +161,13 @@ def _step_table(step: StepTime, paper: StepTime | None) -> Block:
     )
 
 
+def _saves(choice: Choice) -> str:
+    if choice.saves_ms is None:
+        return ""
+    decimals = 0 if max(map(abs, choice.saves_ms)) >= 100 else 1
+    return " to ".join([PLAIN.number(ms, decimals) for ms in choice.saves_ms])
+
+
 def _choice_table(choices: Sequence[Choice]) -> Block:
     return table_of(
         "Other layouts on as many ranks",
@@ -171,6 +178,7 @@ def _choice_table(choices: Sequence[Choice]) -> Block:
         Column("GiB", lambda choice: choice.memory_bytes and choice.memory_bytes / _GIB, 1),
         Column("Hidden, ms", lambda choice: choice.step and choice.step.hidden_ms, 1),
         Column("Not, ms", lambda choice: choice.step and choice.step.iteration_ms, 1),
+        Column("*Saves, ms", _saves),
         Column("*", lambda choice: f"infeasible: {choice.infeasible}" if choice.infeasible else ""),
         Column("*", lambda choice: "as asked" if choice.is_asked else ""),
     )

@@ -283,7 +283,7 @@ def advice_table(found: Bottleneck) -> Table:
         "What to try",
         found.advice,
         Column("*Try", lambda advice: advice.what),
-        Column("*Since", lambda advice: advice.why),
+        Column("*Since", lambda advice: f"{advice.why} Note: {advice.held}." if advice.held else advice.why),
         Column("*The docs say more", lambda advice: advice.link),
         caption="overlap --help says where docs/ is.",
         sorts=False,

@@ -101,6 +101,19 @@ def test_what_if_sorts_by_step_time_and_names_what_cannot_be() -> None:
     times = [c.step.iteration_ms for c in feasible if c.step is not None]
     assert len(times) == len(feasible) > 1
     assert sorted(times) == times
+    (asked,) = [c.step for c in choices if c.is_asked]
+    assert asked is not None
+    for choice in feasible:
+        if choice.is_asked or choice.step is None:
+            assert choice.saves_ms is None
+            continue
+        # Whatever either job hides, the difference lies in between.
+        assert choice.saves_ms is not None
+        low, high = choice.saves_ms
+        assert low == pytest.approx(asked.hidden_ms - choice.step.iteration_ms)
+        assert low <= asked.iteration_ms - choice.step.iteration_ms <= high
+        assert low <= asked.hidden_ms - choice.step.hidden_ms <= high
+    assert all(c.saves_ms is None for c in choices if c.infeasible)
     why = {(c.p, c.t, c.d): c.infeasible for c in choices if c.infeasible}
     assert why[1, 3, 4] == "tp must divide hidden=2048, got 3"
     assert "needs" in why[1, 1, 12]
