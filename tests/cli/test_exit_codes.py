@@ -64,7 +64,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("trace run -o t.json", 0), ("trace bare -o t.json", 3), ("trace run -o none/t.json", 2),
         ("trace run --window 7", 2), ("trace nowhere", 2), ("trace run --for nobody", 2),
         ("trace run --for inductor -o t.json", 3), ("trace invalid --for inductor", 3),
-        ("predict --model gpt2 --dp 2", 0), ("predict", 2), ("predict --model gpt9", 2), ("predict --dp x", 2),
+        ("predict --model gpt2 --dp 2", 0), ("predict", 0), ("predict --model gpt9", 2), ("predict --dp x", 2),
         ("predict --model gpt2 --dp 2 --check nowhere", 2), ("predict --model gpt2 --dp 2 --check bare", 3),
         ("predict --ledger", 2), ("predict --ledger run", 3), ("predict --ledger nowhere", 2), ("predict run", 2),
         ("predict --ledger run --dp 2", 2), ("predict --ledger empty", 2),
