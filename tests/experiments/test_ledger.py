@@ -185,19 +185,20 @@ def test_an_arm_of_the_same_run_tries_a_prediction(tmp_path: Path, name: str, ti
 
 
 @pytest.mark.parametrize(
-    ("axis", "day", "found"),
+    ("axis", "day", "layers", "found"),
     [
-        (Axis(Kind.ARG, "bucket-mb", ("1", "4", "0.5")), 1, [("overlap tune, bucket-mb=4", True)]),
-        (Axis(Kind.ARG, "bucket-mb", ("1", "4", "0.5")), 3, []),  # the prediction is later
-        (Axis(Kind.ARG, "layers", ("1", "4", "0.5")), 1, []),
+        (Axis(Kind.ARG, "bucket-mb", ("1", "4", "0.5")), 1, 2, [("overlap tune, bucket-mb=4", True)]),
+        (Axis(Kind.ARG, "bucket-mb", ("1", "4", "0.5")), 3, 2, []),  # the prediction is later
+        (Axis(Kind.ARG, "bucket-mb", ("1", "4", "0.5")), 1, 3, []),  # of another job
+        (Axis(Kind.ARG, "layers", ("1", "4", "0.5")), 1, 2, []),
     ],
 )
 def test_a_tuning_of_the_same_job_tries_a_prediction(
-    tmp_path: Path, axis: Axis, day: int, found: list[tuple[str, bool]]
+    tmp_path: Path, axis: Axis, day: int, layers: int, found: list[tuple[str, bool]]
 ) -> None:
-    before = run(tmp_path / "before", job(day), BUCKETS)
+    before = run(tmp_path / "before", job(day, layers=layers), BUCKETS)
     tune = tune_results.results(tmp_path, [(400, 401, 399, 400), (380, 381, 379, 380), (500, 501, 499, 500)], axis)
-    run(tmp_path / "000-0", job(2))
+    run(tmp_path / "000-0", job(2, layers=2))
     tune.lines[:] = [
         msgspec.structs.replace(line, folder=f"{line.combination:03d}-{line.repeat}") for line in tune.lines
     ]
