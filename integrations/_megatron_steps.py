@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch import nn
 
 from overlap_callbacks import OverlapMonitor
 
 from . import _configuration
 from ._megatron_switches import Switches
+from ._names import tell_names
 from ._options import Options
 from .base import KNOWN_TO_WORK, MakeSinks, build_monitor, is_native, precision_of, wrap
 
@@ -159,6 +161,7 @@ def open_steps(
 
     if monitor.active:
         monitor.name_groups(core.dimensions(config))
+        tell_names(monitor, [chunk for chunk in chunks if isinstance(chunk, nn.Module)])
         monitor.name_computing_streams(shared_expert_streams(chunks))
         monitor.tell_model_chunks(len(chunks))
         _configuration.tell(monitor, lambda: _configuration.of_megatron(chunks))

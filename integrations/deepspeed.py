@@ -40,6 +40,7 @@ from deepspeed.monitor.wandb import WandbMonitor
 
 from ._deepspeed_race import EngineStep
 from ._deepspeed_switches import limit_switch, native_switches
+from ._names import tell_names
 from ._options import Options
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
@@ -127,6 +128,7 @@ def attach(
     if repeat_step is not None:
         monitor.offer_repetition(EngineStep(repeat_step, engine))
     monitor.name_groups(_dimensions(engine))
+    tell_names(monitor, [engine.module])
     _configuration.tell(monitor, lambda: _configuration.of_deepspeed(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")

@@ -19,6 +19,7 @@ from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.instruments import device
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
+from ._names import tell_names
 from ._options import Options
 from ._pytorch_ddp import switchable
 from ._pytorch_graphs import GraphReplays
@@ -145,6 +146,7 @@ def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:
     """Offer the switches of these models' DDP and FSDP, and name FSDP's streams that only compute."""
     monitor.offer_switches(_arms_of(models))
     monitor.name_computing_streams(_pytorch_fsdp.CopyStreams(_modules(models)))
+    tell_names(monitor, models)
 
 
 def _arms_of(models: Sequence[nn.Module]) -> Offers:

@@ -31,6 +31,7 @@ class FakeCollective:
     backend: str = "nccl"
     peer: int = -1
     of: FakeGroup | None = None
+    name: str = ""
 
     @property
     def group(self) -> FakeGroup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -9,9 +11,11 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.formatting import PLAIN, Style, bytes_in_words, count, three_digits, unit_of
+from overlap_callbacks.analysis.results.arrivals import name_code
 from overlap_callbacks.analysis.results.exposure import (
     FIRST,
     LAST,
+    NOWHERE,
     SEVERAL,
     UNKNOWN_SIZE,
     ExposedCollective,
@@ -30,6 +34,8 @@ _COUNTS = 0.1
 # From these shares of the exposed time on, a row has *all* of it, one rank has it *alone*, and a row is named.
 _ALL, _ALONE, _NAMED = 0.99, 0.9, 0.1
 _MAX_NAMED = 3
+# A name that is only a place: ``all_reduce 3 of 12``; or none at all.
+_BY_PLACE = re.compile(r"(\w+ \d+ of \d+)?")
 # A row begins or ends the step if no more than this share of the step's compute is before or after it.
 _AT_THE_END = 0.1
 
@@ -64,13 +70,16 @@ def _family(row: ExposedSum) -> tuple[Any, ...]:
     return msgspec.structs.astuple(row)[:4]
 
 
-add_exposures = struct_sum(ExposureSums, steps=distinct, rows=add_rows)
+add_exposures = struct_sum(ExposureSums, steps=distinct, rows=add_rows, names=add_rows)
 
 
 def of_rank(sums: ExposureSums, rank: int) -> ExposureSums:
     """The sums of one rank, as its own."""
-    rows = [msgspec.structs.replace(row, by_rank={rank: row.exposed_ns}) for row in sums.rows]
-    return msgspec.structs.replace(sums, num_ranks=1, rows=tuple(rows))
+
+    def own(rows: Sequence[ExposedSum]) -> tuple[ExposedSum, ...]:
+        return tuple([msgspec.structs.replace(row, by_rank={rank: row.exposed_ns}) for row in rows])
+
+    return msgspec.structs.replace(sums, num_ranks=1, rows=own(sums.rows), names=own(sums.names))
 
 
 def of_cycle(sums: ExposureSums, cycle: int, num_cycles: int) -> ExposureSums:
@@ -82,13 +91,25 @@ def of_cycle(sums: ExposureSums, cycle: int, num_cycles: int) -> ExposureSums:
     return ExposureSums(tuple([step * num_cycles + cycle for step in sums.steps]), sums.num_ranks, tuple(rows))
 
 
-def reported(sums: ExposureSums) -> Exposure | None:
-    """As it is shown and written; None where nothing communicates."""
+def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -> Exposure | None:
+    """As it is shown and written; None where nothing communicates. ``waited_us``: by codes of names."""
     if not sums.rows:
         return None
     rows = [_reported(row) for row in sums.rows]
     places = _add_rows([[msgspec.structs.replace(row, size=SEVERAL) for row in sums.rows]])
-    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple([_reported(row) for row in places]))
+    waited = {code: us / 1e3 for code, us in (waited_us or {}).items()}
+    of_code = Counter([name_code(row.collective, row.place) for row in sums.names])
+    names = [
+        msgspec.structs.replace(
+            _reported(row),
+            place=NOWHERE,
+            name=row.place,
+            waiting_ms=waited.get(code) if of_code[code] == 1 else None,
+        )
+        for row in sums.names
+        for code in [name_code(row.collective, row.place)]
+    ]
+    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(map(_reported, places)), tuple(names))
 
 
 def _reported(row: ExposedSum) -> ExposedCollective:
@@ -121,11 +142,12 @@ def over_windows(found: Sequence[Exposure]) -> Exposure | None:
         max([window.num_ranks for window in found]),
         _added([window.rows for window in found], 6),
         _added([window.places for window in found], 4),
+        _added([window.names for window in found], 4),
     )
 
 
 def _added(tables: Iterable[Sequence[ExposedCollective]], key: int) -> tuple[ExposedCollective, ...]:
-    rows = grouped(chain.from_iterable(tables), lambda row: msgspec.structs.astuple(row)[:key])
+    rows = grouped(chain.from_iterable(tables), lambda row: (row.name, *msgspec.structs.astuple(row)[:key]))
     return tuple(sorted(map(_together, rows.values()), key=lambda row: -row.exposed_ms))
 
 
@@ -134,6 +156,7 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
     sums = {name: sum([getattr(row, name) for row in rows]) for name in _SUMS}
     sizes = [size for row in rows for size in (row.least_bytes, row.most_bytes) if size is not None]
     known = len(sizes) == 2 * len(rows)
+    waiting_ms = [row.waiting_ms for row in rows if row.waiting_ms is not None]
     each_ms = [row.exposed_ms / max(row.exposed_steps, 1) for row in rows]
     counted = [row.exposed_steps for row, ms in zip(rows, each_ms, strict=True) if ms >= _COUNTS * max(each_ms)]
     worst, worst_ms = _worst(named_sum(sum)([{row.worst_rank: row.worst_ms} for row in rows]))
@@ -146,6 +169,7 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
         exposed_steps=sum(counted),
         worst_rank=worst,
         worst_ms=worst_ms,
+        waiting_ms=sum(waiting_ms) if len(waiting_ms) == len(rows) else None,
     )
 
 
@@ -166,7 +190,24 @@ def exposure_sentence(found: Exposure, style: Style = PLAIN) -> str:
     Empty where none is.
     """
     whole, parts = exposed_parts(found, style)
-    return f"Of {whole} {'; '.join(parts)}." if parts else ""
+    return f"Of {whole} {'; '.join(parts)}.{_most_by_name(found, style)}" if parts else ""
+
+
+def _most_by_name(found: Exposure, style: Style) -> str:
+    most = most_exposed_by_name(found)
+    return f" Most exposed is {name_in_words(most)}, for {_ms(most.exposed_ms, style)}." if most is not None else ""
+
+
+def most_exposed_by_name(found: Exposure, kinds: Sequence[str] = ()) -> ExposedCollective | None:
+    """The most exposed collective (of these kinds) that its framework names; None if it has none of the time."""
+    rows = [row for row in found.names if row.collective in kinds or not kinds]
+    return rows[0] if rows and rows[0].exposed_ms > 0 and not _BY_PLACE.fullmatch(rows[0].name) else None
+
+
+def name_in_words(row: ExposedCollective) -> str:
+    """E.g. ``the all-gather of layers.3``."""
+    noun, _ = _NOUNS.get(row.collective, (row.collective.replace("_", "-"), ""))
+    return f"the {noun} of {row.name}"
 
 
 def exposed_parts(found: Exposure, style: Style = PLAIN) -> tuple[str, list[str]]:

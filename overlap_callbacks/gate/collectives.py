@@ -263,6 +263,7 @@ class Collective(msgspec.Struct, gc=False):
         splits: for an uneven all-to-all, what is received from and sent to each rank, in rows or elements.
         serialiser: its serialiser, until it is issued.
         stream: the issuing stream, until it is issued, if the serialiser orders streams.
+        name: of what it is for, as the framework knows it (``names.py``); empty if unknown.
     """
 
     operator: str
@@ -282,6 +283,7 @@ class Collective(msgspec.Struct, gc=False):
     splits: Splits | None = None
     serialiser: Serialiser | None = None
     stream: device.Stream | None = None
+    name: str = ""
 
     @property
     def group_size(self) -> int:

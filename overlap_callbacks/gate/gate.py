@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
+from overlap_callbacks.gate.names import StepNames, made
 from overlap_callbacks.gate.patience import StreamPatience
 from overlap_callbacks.gate.process_groups import CoalescingBlocks, SequenceNumbers
 from overlap_callbacks.gate.serialiser import (
@@ -56,8 +57,7 @@ class Gate:
 
     Args:
         capacity: maximum number of collectives recorded per step.
-        patience_s: maximum time the host waits for a serialised collective, which is then ``stuck``. For a
-            device's streams see ``patience.py``.
+        patience_s: longest wait of the host for a collective, which is then ``stuck``; for streams see ``patience.py``.
 
     Attributes:
         stuck: the serialised collective that did not finish in time, or a batch; None if there is none.
@@ -66,6 +66,7 @@ class Gate:
         side_streams: streams that compute and never issue a collective, as adapters name them.
         micro_batches: of the open step so far; 0 if no adapter counts them.
         nested: whether operators of the job (on DTensors, say) issue collectives; the first window finds out.
+        names: makes what names the collectives of a step, if an adapter knows how.
     """
 
     def __init__(self, capacity: int = 20_000, patience_s: float = 10.0) -> None:
@@ -75,6 +76,7 @@ class Gate:
         self.dimensions: dict[str, str] = {}
         self.side_streams: list[Iterable[device.Stream]] = []
         self.nested = False
+        self.names: Callable[[], StepNames] | None = None
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
         self._on_host = HostSerialiser(patience_s)
@@ -95,6 +97,7 @@ class Gate:
         self._batches = self._posting = 0  # number of batches of sends and receives so far; the open one
         self._posted: list[Collective] = []  # members of the open batch so far
         self._batch_passes = False  # one of them cannot be waited for
+        self._names: StepNames | None = None
 
     # -- life
 
@@ -154,6 +157,7 @@ class Gate:
         expected: ExpectedSequence | None = None,
         compute_stream: device.Stream | None = None,
         watch: bool = False,
+        named: bool = False,
     ) -> None:
         """Start recording the collectives of a step, serialising them if ``sequential``.
 
@@ -162,6 +166,7 @@ class Gate:
             expected: what passed the order check; None if nothing may be serialised.
             compute_stream: the stream to serialise with the device's collectives.
             watch: keep the collectives' works until the step ends, to check whether they are complete.
+            named: name the collectives, which takes longer.
 
         Raises:
             RefusedError: the step begins within a backward pass or in inference mode.
@@ -178,7 +183,7 @@ class Gate:
         valve = self._streams.open(compute_stream, self._released) if needs_valve else None
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
         self._watching, self._suspended = watch, False
-        self._step_thread = get_ident()
+        self._step_thread, self._names = get_ident(), made(self.names) if named else None
         self._numbers = SequenceNumbers()
         self._serialise = sequential and self.stuck is None
         self._streams.step_begins()
@@ -291,6 +296,8 @@ class Gate:
                 on_device,
                 spec.splits(args) if spec.splits else None,
             )
+            if self._names is not None:
+                call.name = self._names.of(call, tensor)
             if call.posted:
                 self._posted.append(call)
             self._recorder.append(call)

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.gate.arms import BaseArm, Keep, Offers
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.names import StepNames
 from overlap_callbacks.gate.switches import OverlapSwitch, Switch
 from overlap_callbacks.instruments.device import Stream
 from overlap_callbacks.monitor.attaching import announce_limits, attach_line, close_others, started
@@ -79,11 +80,12 @@ class AdapterApi:
         self._driver.gate.dimensions.update(dimensions)
 
     def name_computing_streams(self, streams: Iterable[Stream]) -> None:
-        """Register streams that compute but issue no collectives. Sequential steps order them with the others.
-
-        ``streams`` is iterated in each measured step: some frameworks create theirs when the model first runs.
-        """
+        """Register streams that compute but issue no collectives, to be ordered too; iterated in each measured step."""
         self._driver.gate.side_streams.append(streams)
+
+    def name_collectives(self, names: Callable[[], StepNames]) -> None:
+        """Name what collectives are for. ``names`` is called at the beginning of each recorded step."""
+        self._driver.gate.names = names
 
     def tell_configuration(self, facts: Mapping[str, object]) -> None:
         """Add facts of the job's configuration to the record, before the first window. Long ones are cut."""
@@ -105,10 +107,7 @@ class AdapterApi:
         self._driver.gate.nested = True
 
     def use_native(self, form: OverlapSwitch) -> None:
-        """Make steps sequential by a framework's own switches instead of the gate. Call it before the first step.
-
-        Collectives are still checked and recorded.
-        """
+        """Make steps sequential by a framework's switches, not the gate (it records). Call it before the first step."""
         if not isinstance(form, OverlapSwitch):
             raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
         self._driver.switch.adopt(form)

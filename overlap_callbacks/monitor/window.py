@@ -214,6 +214,7 @@ class Window(MeasuredWindow):
             expected=granted,
             compute_stream=self.clock.compute_stream,
             watch=watch,
+            named=plan.part is Part.RECORDED,
         )
         if self._profile is not None:
             self._profile.begin_step(record=plan.counted or not self._all_quiet)

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiti
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.experts import ExpertLoads
-from overlap_callbacks.analysis.results.exposure import LAST, MIDDLE, ExposedSum, ExposureSums
+from overlap_callbacks.analysis.results.exposure import LAST, MIDDLE, SEVERAL, ExposedSum, ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import (
     MEMORY,
     SMS,
@@ -183,6 +183,12 @@ def exposure(number: int, rank: int) -> ExposureSums:
                        {steps[1]: last_ns, steps[3]: last_ns}),
             ExposedSum("all_reduce", "tensor", 4, MIDDLE, 25_165_824, 25_165_824, 25_165_824, 768, 4 * middle_ns, 2e8,
                        0.0, dict.fromkeys(steps, middle_ns)),
+        ),
+        names=(
+            ExposedSum("reduce_scatter", "data", 8, "layers.0", SEVERAL, 67_108_864, 67_108_864, 4, 2 * last_ns, 4e6,
+                       0.0, {steps[1]: last_ns, steps[3]: last_ns}),
+            ExposedSum("all_reduce", "tensor", 4, "layers.7.mlp.linear_fc2", SEVERAL, 25_165_824, 25_165_824, 768,
+                       4 * middle_ns, 2e8, 0.0, dict.fromkeys(steps, middle_ns)),
         ),
     )  # fmt: skip
 

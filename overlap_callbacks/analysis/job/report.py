@@ -130,7 +130,7 @@ def report_of(
             mean_dimensions(tables.dimensions), {row.dimension: row.num_ranks for row in tables.dimensions}, waiting
         ),
         pictures=first.pictures,
-        exposure=reported(tables.exposure),
+        exposure=reported(tables.exposure, waiting.names_us),
         collectives=with_transfers(first.collectives, part.transfers, waiting.transfers),
         power=power,
         power_trace=first.power_trace,

@@ -33,7 +33,7 @@ from overlap_callbacks.analysis.sums import each_sum, grouped, in_a_row, named_s
 
 # Maximum bytes that a part keeps for groups with missing ranks, and for such messages; maximum dimensions.
 MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_DIMENSIONS = 40_000, 200_000, 32
-MAX_TRANSFERS, MAX_STAGE_KINDS = 250, 400
+MAX_TRANSFERS, MAX_STAGE_KINDS, MAX_NAMES = 250, 400, 200
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
 # Ranks are equally late if their kernels' times differ by less than this share.
@@ -52,6 +52,7 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
         time_us: per step, the sum over all calls of all ranks.
         sides: for messages, the ranks' sides.
         shares: for all-to-alls, as in ``_of_shares``; else empty.
+        bins_us: for each bin, the sum over the overlapped steps of all ranks; empty if these have different steps.
     """
 
     calls: CollectiveCalls
@@ -59,6 +60,7 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_us: tuple[float, ...]
     sides: tuple[Side, ...] = ()
     shares: bytes = b""
+    bins_us: tuple[float, ...] = ()
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -112,6 +114,7 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         pairs: their transfers paired with families of compute.
         kinds_us: kernel time in an overlapped step, including waiting, by kind of collective.
         stages: of messages.
+        names_us: waiting in all overlapped steps, by the code of what collectives are for; those with most.
     """
 
     open: Annotated[tuple[OpenGroup, ...], in_a_row] = ()
@@ -122,6 +125,12 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stages: Annotated[tuple[StageMessages, ...], table_sum(StageMessages, 2, limit=MAX_STAGE_KINDS)] = ()
     # The report shows the lowest rank's collectives, which come first.
     transfers: Annotated[tuple[GroupTransfer, ...], table_sum(GroupTransfer, 4, limit=MAX_TRANSFERS)] = ()
+    names_us: Annotated[dict[int, float], _most_waited] = {}
+
+
+def _most_waited(parts: Sequence[dict[int, float]]) -> dict[int, float]:
+    names = named_sum(sum)(parts).items()
+    return dict(sorted(names, key=lambda name: (-name[1], name[0]))[:MAX_NAMES])
 
 
 _add = struct_sum(WaitingSums)
@@ -135,7 +144,8 @@ def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
             times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
             sides = (Side(stage, row.alike, row.open_us, times_us),) if row.alike else ()
             kept = msgspec.structs.replace(row, open_us=b"", sizes=b"")
-            rows.append(OpenGroup(kept, 1, times_us, sides, _of_share(row)))
+            bins_us = tuple(_table(row, row.time_us)[~_is_sequential(row)].sum(axis=0).tolist()) if row.names else ()
+            rows.append(OpenGroup(kept, 1, times_us, sides, _of_share(row), bins_us))
     return _settled(WaitingSums(open=tuple(rows)), lambda row: False)
 
 
@@ -188,6 +198,10 @@ def _draw(row: OpenGroup) -> tuple[int, str, str]:
     return zlib.crc32(name.encode()) if row.sides else row.calls.first_rank, name, row.calls.kind
 
 
+def _is_sequential(row: CollectiveCalls) -> npt.NDArray[np.bool_]:
+    return np.array([step.sequential for step in row.steps], dtype=bool)
+
+
 def _table(row: CollectiveCalls, content: bytes) -> _Floats:
     return np.frombuffer(content, np.float32).reshape(len(row.steps), -1)
 
@@ -221,6 +235,7 @@ def _is_sound(row: OpenGroup) -> bool:
         and all([are_times(side.open_us, bins) for side in row.sides])
         and (not row.shares or are_times(row.shares, 3 * bins))
         and all([_are_times(side.time_us, len(row.calls.steps)) for side in row.sides])
+        and (not row.bins_us or _are_times(row.bins_us, bins // max(len(row.calls.steps), 1)))
     )
 
 
@@ -270,7 +285,9 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         parts = [_of_shares(row)[:, own] for row, own in zip(rows, picked, strict=True)]
         largest, rate, of_all = np.stack(parts, axis=1)
         of_shares = np.stack([largest.max(axis=0), rate.min(axis=0), of_all.sum(axis=0)]).tobytes()
-    return OpenGroup(calls, sum(row.heard for row in rows), sums, tuple(sides), of_shares)
+    alike = all([row.calls.steps == calls.steps and row.calls.names == calls.names for row in rows])
+    bins_us = each_sum([row.bins_us for row in rows]) if alike else ()
+    return OpenGroup(calls, sum(row.heard for row in rows), sums, tuple(sides), of_shares, bins_us)
 
 
 def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
@@ -300,7 +317,7 @@ def _closed(row: OpenGroup) -> WaitingSums:
         hidden = np.minimum(hidden, time)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
     by_block = grouped(range(len(calls.steps)), lambda place: calls.steps[place].block)
-    sequential = np.array([step.sequential for step in calls.steps])
+    sequential = _is_sequential(calls)
     both = sequential.any() and not sequential.all()
     bubbles = [np.maximum(_table(calls, side.open_us) - time, 0).sum(axis=1) for side in row.sides]
     bubble = np.sum(bubbles, axis=0) if bubbles else np.zeros(len(time))
@@ -326,7 +343,18 @@ def _closed(row: OpenGroup) -> WaitingSums:
         (GroupTransfer(calls.first_rank, calls.group, calls.kind, float(time[sequential].sum(axis=1).mean())),)
         if sequential.any()
         else (),
+        _by_name(row, time[~sequential].sum(axis=0)),
     )
+
+
+def _by_name(row: OpenGroup, transfer_us: npt.NDArray[np.float64]) -> dict[int, float]:
+    """The waiting of a group's ranks in all overlapped steps, by code; ``transfer_us``: of one rank, for each bin."""
+    found: dict[int, float] = {}
+    if len(row.bins_us) == len(row.calls.names):
+        for code, time_us, least_us in zip(row.calls.names, row.bins_us, transfer_us.tolist(), strict=False):
+            if code:
+                found[code] = found.get(code, 0.0) + max(0.0, time_us - row.heard * least_us)
+    return found
 
 
 def _pairs(

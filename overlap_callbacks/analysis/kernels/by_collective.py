@@ -19,9 +19,10 @@ from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
 from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.arrivals import ALL_TO_ALL, MAX_BINS, CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import ALL_TO_ALL, MAX_BINS, CollectiveCalls, ProfiledStep, name_code
 from overlap_callbacks.analysis.results.exposure import UNKNOWN_SIZE, ExposureSums, Label
 from overlap_callbacks.analysis.results.window import DimensionTime
+from overlap_callbacks.analysis.sums import grouped, same_or
 
 # What is sent: kinds of collectives on groups, and kinds of messages with a peer.
 MAX_ROWS, MAX_MESSAGES = 32, 16
@@ -58,6 +59,7 @@ def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> Expos
     labels: dict[Label, int] = {}
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, list(numbers)))
     label, size = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), UNKNOWN_SIZE)
+    names = [""] * len(rows)
     for place, row in enumerate(rows.tolist()):
         found = Label(kernels.collectives[kernels.collective[row]], "", 0)
         part = aligned.by_row.get(row)
@@ -65,9 +67,10 @@ def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> Expos
             ranks = aligned.groups[part.group].ranks if part.group else ()
             dimension = "" if part.dimension == UNKNOWN else part.dimension
             found = Label(part.kind or found.collective, dimension, len(ranks))
+            names[place] = part.name
             size[place] = 0 if part.kind == "barrier" else part.size_bytes or UNKNOWN_SIZE
         label[place] = labels.setdefault(found, len(labels))
-    return exposure_of(kernels, kernels.union_of(Kind.COMPUTE), rows, label, list(labels), size, numbers)
+    return exposure_of(kernels, kernels.union_of(Kind.COMPUTE), rows, label, list(labels), size, numbers, names)
 
 
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:
@@ -155,6 +158,7 @@ def collective_calls(
             table[having] = np.add.reduceat(values.reshape(-1, number).astype(float), starts, axis=1)
             return table
 
+        one = [] if key.alike else [aligned.by_row[row] for row in of_steps[0].tolist()]
         times, hidden = binned(calls.durations_ns), binned(calls.covered_ns(compute))
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
         sizes = b""
@@ -193,9 +197,17 @@ def collective_calls(
                 alike=f"{key.alike} x {number}" if key.alike else "",
                 open_us=_in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
                 sizes=sizes,
+                names=_of_bins([name_code(part.kind, part.name) for part in one]),
             )
         )
     return tuple(found)
+
+
+def _of_bins(codes: Sequence[int]) -> tuple[int, ...]:
+    """The names of the bins of a step's calls; 0 where they differ."""
+    number, places = len(codes), range(len(codes))
+    of_bins = grouped(places, lambda place: place * min(number, MAX_BINS) // number)
+    return tuple([same_or(0)([codes[place] for place in of_bin]) for of_bin in of_bins.values()])
 
 
 def _in_us(times_ns: _Times) -> bytes:

@@ -43,6 +43,7 @@ def exposure_of(
     labels: Sequence[Label],
     num_bytes: Indices,
     numbers: Mapping[int, int],
+    names: Sequence[str] = (),
 ) -> ExposureSums:
     """The exposed and the hidden time of some collectives.
 
@@ -54,6 +55,7 @@ def exposure_of(
         labels: kinds and groups.
         num_bytes: size of each, ``UNKNOWN_SIZE`` if not known; shape (n,).
         numbers: the number of each of the steps by its index in the profile; empty where steps are not known.
+        names: of what each is for, n of them; empty if none is known.
     """
     steps = tuple(sorted(set(numbers.values())))
     if not len(rows):
@@ -66,7 +68,28 @@ def exposure_of(
     if numbers:
         place, beyond = _places(kernels, compute, rows, exposed_ns, num_bytes)
     family = label * len(_PLACES) + place
-    size = _with_ranges(family, num_bytes)
+    of_each = numbers, step, num_bytes, exposed_ns, hidden_ns, beyond
+    found = _sums(labels, _PLACES, family, _with_ranges(family, num_bytes), *of_each)
+    known: dict[str, int] = {}
+    name = np.array([known.setdefault(text, len(known)) for text in names], dtype=np.int64)
+    texts = tuple(known)
+    named = _sums(labels, texts, label * len(texts) + name, np.full(len(rows), SEVERAL), *of_each) if any(known) else []
+    return ExposureSums(steps, rows=add_rows([found]), names=add_rows([named]))
+
+
+def _sums(
+    labels: Sequence[Label],
+    places: Sequence[str],
+    family: Indices,
+    size: Indices,
+    numbers: Mapping[int, int],
+    step: Indices,
+    num_bytes: Indices,
+    exposed_ns: Indices,
+    hidden_ns: Indices,
+    beyond: npt.NDArray[np.float64],
+) -> list[ExposedSum]:
+    """The sums of each family and size; a family is a label times the number of places, plus a place."""
     order = np.lexsort((step, size, family))
     family, size, step, num_bytes = family[order], size[order], step[order], num_bytes[order]
     exposed_ns = exposed_ns[order].astype(float)
@@ -82,18 +105,17 @@ def exposure_of(
         size[of_row],
         np.minimum.reduceat(num_bytes, of_row),
         np.maximum.reduceat(num_bytes, of_row),
-        np.diff(np.append(of_row, len(rows))),
+        np.diff(np.append(of_row, len(order))),
         np.add.reduceat(exposed_ns, of_row),
         np.add.reduceat(hidden_ns[order].astype(float), of_row),
         np.add.reduceat(np.rint(exposed_ns * beyond[order]), of_row),  # whole: any order of sums gives the same
     )
-    kinds = [divmod(code, len(_PLACES)) for code in family[of_row].tolist()]
+    kinds = [divmod(code, len(places)) for code in family[of_row].tolist()]
     values: Any = zip(*[column.tolist() for column in columns], strict=True)
-    found = [
-        ExposedSum(*(*labels[kind], _PLACES[at], *of_columns, by_step[row]))
+    return [
+        ExposedSum(*(*labels[kind], places[at], *of_columns, by_step[row]))
         for row, ((kind, at), of_columns) in enumerate(zip(kinds, values, strict=True))
     ]
-    return ExposureSums(steps, rows=add_rows([found]))
 
 
 def _with_ranges(family: Indices, num_bytes: Indices) -> Indices:

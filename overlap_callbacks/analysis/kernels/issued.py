@@ -52,6 +52,7 @@ class IssuedCollective(Protocol):
         asynchronous: whether NCCL runs it on a stream of its communicator; else it runs on the stream that issued it.
         on_device: whether its tensors are on an accelerator.
         coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+        name: of what it is for; empty if unknown.
     """
 
     operator: str
@@ -61,6 +62,7 @@ class IssuedCollective(Protocol):
     asynchronous: bool
     on_device: bool
     coalesced: int
+    name: str
 
     @property
     def group(self) -> IssuedGroup:
@@ -102,6 +104,7 @@ class Expected(msgspec.Struct, frozen=True):
         group: name of the process group.
         dimension: of parallelism.
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
+        name: of what it is for; the first member's.
         members: number of collectives, or messages.
         bytes_in, bytes_out: bytes of the tensors that they read or send, and write or receive.
         size_bytes: the larger of the two; 0 if a kernel does an unknown part of it.
@@ -113,6 +116,7 @@ class Expected(msgspec.Struct, frozen=True):
     group: str
     dimension: str
     own_lane: bool
+    name: str = ""
     members: int = 1
     bytes_in: int = 0
     bytes_out: int = 0
@@ -122,7 +126,7 @@ class Expected(msgspec.Struct, frozen=True):
     def __add__(self, other: Expected) -> Expected:
         """This block with one more member."""
         mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
-        return Expected(*mine[:5], *[a + b for a, b in zip(mine[5:], theirs[5:], strict=True)])
+        return Expected(*mine[:6], *[a + b for a, b in zip(mine[6:], theirs[6:], strict=True)])
 
     @property
     def num_bytes(self) -> int:
@@ -167,6 +171,8 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
         part = known[key]
         if part is None:
             continue
+        if collective.name:
+            part = msgspec.structs.replace(part, name=collective.name)
         place = place_of.setdefault((collective.coalesced, group), len(found)) if collective.coalesced else len(found)
         if place < len(found):
             found[place] += part

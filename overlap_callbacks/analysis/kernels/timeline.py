@@ -50,11 +50,12 @@ def step_detail(
     sizes: Mapping[int, int],
     max_slices: int = MAX_SLICES,
     start_ns: int | None = None,
+    names_of: Mapping[int, str] | None = None,
 ) -> StepDetail:
     """The longest compute and communication kernels of one step, one by one. On CPU, a row is a piece of an operator.
 
     Communication comes first: up to three quarters of the kernels kept. ``sizes``: those of rows' collectives.
-    ``start_ns``: when the device began the step, on the rank's clock.
+    ``start_ns``: when the device began the step, on the rank's clock. ``names_of``: what rows' collectives are for.
     """
     rows = np.flatnonzero(kernels.busy & (kernels.step == step))
     own, is_comm = kernels.intervals[rows], kernels.kind[rows] == Kind.COMMUNICATION
@@ -69,7 +70,9 @@ def step_detail(
     slices = []
     for place, row in zip(kept.tolist(), rows[kept].tolist(), strict=True):
         communicates = bool(is_comm[place])
-        name = (shortened(kernels.names[kernels.name[row]], MAX_NAME_LENGTH), communicates)
+        of = names_of.get(row, "") if names_of and communicates else ""
+        text = f"{shortened(of, MAX_NAME_LENGTH // 2)}: " if of else ""
+        name = (shortened(f"{text}{kernels.names[kernels.name[row]]}", MAX_NAME_LENGTH), communicates)
         lane = (communicates, int(kernels.lane[row]))
         start, end = int(own.start_ns[place]), int(own.end_ns[place])
         slices.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -216,6 +217,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call
             waiting; else empty.
         sizes: of all-to-alls, the bytes of this rank's share, an array like ``time_us``; else empty.
+        names: the ``name_code`` of what the calls of each bin are for, 0 if that differs or is not known.
     """
 
     kind: str
@@ -232,6 +234,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     alike: str = ""
     open_us: bytes = b""
     sizes: bytes = b""
+    names: tuple[int, ...] = ()
 
     @property
     def is_valid(self) -> bool:
@@ -242,6 +245,11 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
             and len(self.shares) == size * len(self.families)
             and all([are_times(part, size) for part in (self.time_us, self.hidden_us, self.sizes or self.time_us)])
         )
+
+
+def name_code(kind: str, name: str) -> int:
+    """A short code of a collective's kind and name; 0 without a name."""
+    return zlib.crc32(f"{kind} {name}".encode()) if name else 0
 
 
 def are_times(content: bytes, number: int) -> bool:

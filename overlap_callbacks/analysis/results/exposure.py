@@ -29,6 +29,8 @@ class ExposedCollective(msgspec.Struct, frozen=True):
         beyond: share of a step's compute before those that come first, or after those that come last; weighted by
             exposed time.
         worst_rank, worst_ms: the rank on which they are exposed most, and for how long.
+        name: of what they are for, in ``Exposure.names``.
+        waiting_ms: there, their kernels' time without the transfers', exposed or not; None if unknown.
     """
 
     collective: str
@@ -44,6 +46,8 @@ class ExposedCollective(msgspec.Struct, frozen=True):
     beyond: float
     worst_rank: int
     worst_ms: float
+    name: str = ""
+    waiting_ms: float | None = None
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -53,12 +57,14 @@ class Exposure(msgspec.Struct, frozen=True):
         num_steps, num_ranks: numbers of the steps (0 of files without steps) and of the ranks.
         rows: by kind, group, size and place, the most exposed first.
         places: the same, whatever the size.
+        names: by kind, group and what they are for, as the framework knows it; without places.
     """
 
     num_steps: int
     num_ranks: int
     rows: tuple[ExposedCollective, ...]
     places: tuple[ExposedCollective, ...] = ()
+    names: tuple[ExposedCollective, ...] = ()
 
     @property
     def exposed_ms(self) -> float:
@@ -105,8 +111,9 @@ class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExposureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The collectives of the ``steps``, by their numbers, on some ranks."""
+    """The collectives of the ``steps``, by their numbers, on some ranks. In ``names`` a row's place is its name."""
 
     steps: tuple[int, ...] = ()
     num_ranks: int = 0
     rows: tuple[ExposedSum, ...] = ()
+    names: tuple[ExposedSum, ...] = ()

@@ -42,7 +42,7 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
-from overlap_callbacks.monitor.background.calls import calls_on_host
+from overlap_callbacks.monitor.background.calls import calls_on_host, name_calls
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
@@ -80,6 +80,7 @@ def profile_figures(
         why = _missing(checked.missing) if checked.missing else ()
         return ProfileFigures(msgspec.structs.replace(own, doubts=checked.doubts), why)
     by_arm, problems = checked.by_arm, list(checked.problems)
+    name_calls(steps)
     log = profile_log(steps, counted={index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
         problems += log.problems
@@ -167,6 +168,7 @@ def _timelines(
 ) -> tuple[StepTimeline, ...]:
     """The timeline of the first profiled step of each mode, with its longest kernels and its mode's calls."""
     kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.by_row.items()}
+    names = {row: part.name for row, part in aligned.by_row.items()}
     begins = {step.profile_index: step.start for step in steps if step.ms is not None}
     found = []
     for arm, indices in by_arm.items():
@@ -174,7 +176,7 @@ def _timelines(
         if picture is not None:
             begin = begins.get(indices[0])
             start_ns = None if begin is None else sum(clock.host_bounds_ns(begin)) // 2
-            detail = step_detail(kernels, indices[0], sizes, MAX_SLICES, start_ns)
+            detail = step_detail(kernels, indices[0], sizes, MAX_SLICES, start_ns, names)
             found.append(msgspec.structs.replace(picture, detail=detail, call_times=call_times(kernels, indices)))
     return tuple(found)
 

@@ -140,6 +140,24 @@ def exposure_tables(
         return []
     several, steps = found.num_ranks > 1, found.num_steps
     over = f"Over {count(steps, 'step')}" if steps else "In the whole file"
+    named = table_of(
+        "Collectives by name",
+        found.names,
+        Column("~Name", lambda row: row.name or "of no known name"),
+        Column("~Collective", lambda row: row.collective),
+        Column("Size", lambda row: Cell(size_in_words(row), row.most_bytes or 0)),
+        Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
+        Column("Hidden, ms", lambda row: row.hidden_ms, "ms"),
+        Column("Waiting, ms", lambda row: row.waiting_ms, "ms"),
+        Column("Most on rank", lambda row: row.worst_rank if several and row.exposed_ms else None, "whole"),
+        caption=f"{over}{f' on {found.num_ranks:,} ranks' if several else ''}{basis}, by what the framework calls "
+        "them: a unit, a bucket, a module, a micro-batch; else by their place among those of their kind in a step. "
+        "Waiting is for the last rank, exposed or not, also where several are in flight.",
+        folded=folded,
+        first=first,
+        few=few,
+        drop_empty=True,
+    )
     table = table_of(
         "Collectives by size and place",
         found.rows,
@@ -160,7 +178,7 @@ def exposure_tables(
         few=few,
         drop_empty=True,
     )
-    return [table]
+    return [*([named] if found.names else []), table]
 
 
 def collective_table(window: OverlapReport) -> Table:

@@ -45,6 +45,9 @@ EXPERT_COLUMNS = (
 LATE_COLUMNS = (
     "rank", "host", "dimension", "calls", "last", "steps", "worst", "chance", "waiting_ms", "lost_fraction",
 )  # fmt: skip
+NAME_COLUMNS = (
+    "name", "collective", "dimension", "most_bytes", "calls", "exposed_ms", "hidden_ms", "waiting_ms", "worst_rank",
+)  # fmt: skip
 TRANSFER_COLUMNS = ("operator", "dimension", "group_size", "reach", "size", "calls", "bytes", "transfer_ms")
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
 
@@ -95,6 +98,7 @@ def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, T
         "straggler/ranks": _table(
             LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.compared else ()
         ),
+        "comm/names": _table(NAME_COLUMNS, () if report.exposure is None else report.exposure.names),
         "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.compared else ()),
         "dimension/pairs": _pairs(report.dimension_pairs if report.compared and several else ()),
     }

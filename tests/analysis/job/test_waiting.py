@@ -12,13 +12,19 @@ import pytest
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.job.stages import ENOUGH
-from overlap_callbacks.analysis.job.waiting import MAX_MESSAGE_BYTES, OpenGroup, WaitingSums, without_waiting
+from overlap_callbacks.analysis.job.waiting import (
+    MAX_MESSAGE_BYTES,
+    OpenGroup,
+    WaitingSums,
+    reported_waiting,
+    without_waiting,
+)
 from overlap_callbacks.analysis.kernels.alignment import align
 from overlap_callbacks.analysis.kernels.by_collective import collective_calls
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
-from overlap_callbacks.analysis.results.arrivals import MAX_BINS, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import MAX_BINS, ProfiledStep, name_code
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.messages import RankMessages, RankRow
 from overlap_callbacks.analysis.results.mode import Mode
@@ -71,9 +77,10 @@ def windows(layers: Sequence[Sequence[float]], factor: float = 1.0) -> list[Rank
                 start = start + 2 * length if mode is OV else call[1]
             rows += [(GEMM, Kind.COMPUTE, number, base + a, base + b) for a, b in computes]
             rows += [(REDUCE, Kind.COMMUNICATION, number, base + a, base + b) for a, b in calls]
-        issued = {
-            step: [issue("allreduce_", "data", group_size=len(layers))] * len(of_rank) for step in range(len(MODES))
-        }
+        reductions = [
+            issue("allreduce_", "data", group_size=len(layers), name=f"layer {place}") for place in range(len(of_rank))
+        ]
+        issued = dict.fromkeys(range(len(MODES)), reductions)
         found.append(measured(rank, rows, issued, {mode: step_ms for mode, (_, step_ms) in steps.items()}))
     return found
 
@@ -136,6 +143,17 @@ def test_figures_of_a_run_are_those_of_its_windows() -> None:
     assert pooled["comm_slowdown"].value == pytest.approx(0.05, abs=0.002)
     for figures in (one.figures(), other.figures(), pooled):
         assert_adds_up(figures)
+
+
+def test_waiting_by_name_is_of_all_overlapped_steps_and_ranks() -> None:
+    layers = [EVEN, [20.0, 20.0, 29.0, 20.0, 20.0, 20.0]]
+    found = reported_waiting(merge(list(map(part_of, windows(layers)))).figures.waiting).names_us
+    calls, _ = schedule(layers, OV, TRANSFER)
+    times = np.diff(np.array(calls)).squeeze(-1)
+    expected = MODES.count(OV) * 1e3 * (times.sum(axis=0) - 2 * times.min(axis=0))
+    assert expected[2] > 1.0
+    for layer, waited_us in enumerate(expected):
+        assert found[name_code("all_reduce", f"layer {layer}")] == pytest.approx(waited_us, rel=1e-5, abs=1e-2)
 
 
 def test_any_order_of_ranks_and_any_way_gives_the_same() -> None:
