@@ -83,7 +83,7 @@ class Journal:
             if device:
                 self._lock(f"{device}.lock", fcntl.LOCK_EX)
         except BlockingIOError:
-            raise CapError(f"another experiment or job has capped this device or machine (lock in {folder})") from None
+            raise CapError(f"another experiment or job has capped devices of this machine (lock in {folder})") from None
         except OSError as error:
             raise CapError(f"the devices' present settings cannot be saved in {folder}: {error.strerror}") from None
 

@@ -231,7 +231,7 @@ def test_what_a_device_does_not_take_is_refused_with_its_range(vendor: str, tmp_
     watts, mhz = {"nvml": ("200 to 700", "210 to 1980"), "amdsmi": ("200 to 750", "132 to 2100")}[vendor]
     assert f"must be from {watts} W, got 900" in found["high"]
     assert f"must be from {mhz} MHz, got 10" in found["low"]
-    assert "another experiment has capped devices" in found["second"]
+    assert "another experiment or job has capped devices" in found["second"]
 
 
 def set_by_hand(library: str, folder: str) -> str:
