@@ -110,7 +110,7 @@ def test_no_object_takes_keys_that_its_schema_does_not_name() -> None:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     write(folder / "full", full_report(window=0), full_report(window=1))
-    write(folder / "arms", window(0), arm_window(1), window(2))
+    write(folder / "arms", window(0), window(2), arms=[arm_window(1)])
     write(folder / "invalid", msgspec.structs.replace(window(), valid=False))
     write_run(folder / "job", Layout(2, 2, 2, ranks_per_host=4))
     for ranks in (2, 4):
