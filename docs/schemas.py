@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.arm import ARM_DEVICE_FIGURES, ARM_FAMIL
 from overlap_callbacks.analysis.results.arrivals import SizeTransfer
 from overlap_callbacks.analysis.results.bench import Failed, Start
 from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure
+from overlap_callbacks.analysis.results.causal import DelayedCall
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -98,6 +99,10 @@ Run = made(
     "Run", path=str, run=RunInfo, windows=int, valid_windows=int, verdict=str, state=str,
     bottleneck=BottleneckOfRun | None, figures=ESTIMATES, all_looks=bool, arms=list[Arm], decision=Decision | None,
     race=RaceCheck | None,
+    causal=list[made(
+        "Delayed", members=tuple[DelayedCall, ...], delay_ms=float, slope=Estimate, slack_ms=Estimate | None,
+        longer_ms=list[float], num_windows=int, verdict=str,
+    )],
     throughput=Throughput | None, measuring_cost=Estimate | None, quick_cost=Estimate | None, sides=ESTIMATES,
     unfinished=WindowFigures | None,
     communication=Communication, by_window=list[WindowMetrics], environment=JobEnvironment | None,

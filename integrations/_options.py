@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     control: bool
     schedule: Schedule | None
     quick: bool
+    causal: bool
     max_overhead: float | None
     arms: Sequence[BaseArm] | None
     decide: Keep | str | None

@@ -137,13 +137,19 @@ def _may_be_traces(path: Path) -> bool:
     return any(holds_traces(file) for file in files if file.is_file())
 
 
-def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
-    """Print the results of a run: its answer, or ``everything``."""
+def print_record(run: Path, as_json: bool, everything: bool = False, causal: bool = False) -> None:
+    """Print the results of a run: its answer, ``everything``, or what ``causal`` windows found."""
     record = with_ledger(read_record(run))
     if as_json:
         from overlap_callbacks.report.run_json import run_as_json
 
         print_json(run_as_json(record))
+    elif causal:
+        from overlap_callbacks.report.views.causal import causal_document
+
+        if not record.causal:
+            raise click.ClickException("no collective was delayed in this run: attach with causal=True")
+        print_document(causal_document(record))
     elif everything:
         from overlap_callbacks.report.views.runs import runs_document
 

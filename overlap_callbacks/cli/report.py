@@ -35,15 +35,18 @@ _OF_WINDOWS = 8
 @click.command("show")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--all", "everything", is_flag=True, help="All tables of the report page.")
+@click.option("--causal", is_flag=True, help="Which collective holds the step up, alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; it holds everything.")
-def show(runs: tuple[Path, ...], everything: bool, as_json: bool) -> None:
+def show(runs: tuple[Path, ...], everything: bool, causal: bool, as_json: bool) -> None:
     """Print the results of RUN, a run folder or its overlap.jsonl; several are compared.
 
     Of a folder of runs, those of the newest are printed.
     """
     newest = [newest_run(run) for run in runs]
     if len(newest) == 1:
-        print_record(newest[0], as_json, everything)
+        print_record(newest[0], as_json, everything, causal)
+    elif causal:
+        raise click.UsageError("--causal: give one run")
     elif as_json:
         raise click.UsageError("--json: give one run")
     else:

@@ -36,6 +36,7 @@ import torch
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.gate.collectives import Collective, OperatorSpec, operator_specs
+from overlap_callbacks.gate.delays import StepDelays
 from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
 from overlap_callbacks.gate.switches import RefusedError
 
@@ -46,13 +47,15 @@ _IN_THE_WAY = "from here on the gate is in the way of every collective, for some
 
 
 class CollectiveObserver(Protocol):
-    """Called by the kernels in a measured step, on the thread that issues the collective. Neither method may raise."""
+    """Called by the kernels in a measured step, on the thread that issues the collective. No method may raise."""
+
+    delays: StepDelays | None  # whose ``undo`` follows where a collective is not issued
 
     def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> Collective | None:
         """A collective is about to be issued; returns a call if ``after_call`` must follow."""
 
-    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
-        """The collective was issued; its operator returned ``result``."""
+    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> Any:
+        """The collective was issued; its operator returned ``result``. Returns what to return in its place."""
 
 
 class _Placement:
@@ -153,14 +156,21 @@ class _AtOwnKey(_Placement):
             except BaseException as error:
                 call = None
                 interrupts += (error,)
+                if observer is not None and observer.delays is not None:
+                    observer.delays.undo()
             arguments += ((keyset & below, *args),)
-            for result in issue:
-                try:
-                    if call is not None:
-                        observer.after_call(spec, call, result)  # type: ignore[union-attr]
-                except BaseException as error:
-                    interrupts += (error,)
-                return result
+            try:
+                for result in issue:
+                    try:
+                        if call is not None:
+                            return observer.after_call(spec, call, result)  # type: ignore[union-attr]
+                    except BaseException as error:
+                        interrupts += (error,)
+                    return result
+            except BaseException:
+                if observer is not None and observer.delays is not None:
+                    observer.delays.undo()
+                raise
 
         return _as_kernel(kernel)
 
@@ -201,14 +211,21 @@ class _AtBackendSelect(_Placement):
                         call = observer.before_call(spec, args)
                 except BaseException as error:
                     interrupts += (error,)
+                    if observer.delays is not None:
+                        observer.delays.undo()
             arguments += ((keyset & below, *args),)
-            for result in issue:
-                if call is not None:
-                    try:
-                        observer.after_call(spec, call, result)  # type: ignore[union-attr]
-                    except BaseException as error:
-                        interrupts += (error,)
-                return result
+            try:
+                for result in issue:
+                    if call is not None:
+                        try:
+                            return observer.after_call(spec, call, result)  # type: ignore[union-attr]
+                        except BaseException as error:
+                            interrupts += (error,)
+                    return result
+            except BaseException:
+                if observer is not None and observer.delays is not None:
+                    observer.delays.undo()
+                raise
 
         return _as_kernel(kernel)
 

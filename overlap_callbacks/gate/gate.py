@@ -2,7 +2,7 @@
 
 The kernels of ``dispatcher.py`` call it before and after each collective of a measured step. It is safe because
 
-- it only adds waits: it never issues, drops, reorders or resizes a collective;
+- it only adds waits, and in causal windows delays: it never issues, drops, reorders or resizes a collective;
 - it never raises: an exception would break DDP's reducer for good. An error of its own is kept, and its owner switches
   the gate off at the next step boundary. Exceptions of the user's signal handlers are raised at the step's end;
 - it never waits for sends and receives where they are issued: that hangs real pipeline schedules, and Gloo's p2p works
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
+from overlap_callbacks.gate.delays import CallKey, StepDelays, ended
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.names import StepNames, made
 from overlap_callbacks.gate.patience import StreamPatience
@@ -79,9 +80,8 @@ class Gate:
         self.names: Callable[[], StepNames] | None = None
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
-        self._on_host = HostSerialiser(patience_s)
+        self._on_host, self._streams = HostSerialiser(patience_s), StreamPatience(patience_s)
         self._on_stream: StreamSerialiser | None = None
-        self._streams = StreamPatience(patience_s)
         self._works: list[dist.Work | None] = []  # one per returned collective; None if complete
         self._numbers: SequenceNumbers | None = None
         self._step_thread = 0  # the thread that began the open step
@@ -92,11 +92,11 @@ class Gate:
         self._tracker = SequenceTracker(expected)
         self.micro_batches, self._unseen = 0, False  # whether collectives of the step passed unrecorded
         self._not_serialised, self._not_serialised_bytes = Counter[NotSerialised](), 0
-        self._unsupported_device, self._captured = "", False
+        self._unsupported_device, self._captured, self._batch_passes = "", False, False
         self._compilations, self._blocks = dispatcher.num_compilations, CoalescingBlocks()
         self._batches = self._posting = 0  # number of batches of sends and receives so far; the open one
+        self.delays: StepDelays | None = None
         self._posted: list[Collective] = []  # members of the open batch so far
-        self._batch_passes = False  # one of them cannot be waited for
         self._names: StepNames | None = None
 
     # -- life
@@ -131,8 +131,7 @@ class Gate:
 
     def stop(self) -> None:
         """Pass collectives through from now on. Safe to call at any time, from any thread."""
-        self._serialise = False
-        self._suspended = False
+        self._serialise = self._suspended = False
         dispatcher.switch_off(self)
 
     def suspend(self) -> None:
@@ -158,6 +157,7 @@ class Gate:
         compute_stream: device.Stream | None = None,
         watch: bool = False,
         named: bool = False,
+        delays_ms: Mapping[CallKey, float] | None = None,
     ) -> None:
         """Start recording the collectives of a step, serialising them if ``sequential``.
 
@@ -167,6 +167,7 @@ class Gate:
             compute_stream: the stream to serialise with the device's collectives.
             watch: keep the collectives' works until the step ends, to check whether they are complete.
             named: name the collectives, which takes longer.
+            delays_ms: of collectives to delay, in a step that is not sequential; None for none.
 
         Raises:
             RefusedError: the step begins within a backward pass or in inference mode.
@@ -175,18 +176,16 @@ class Gate:
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
             raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside [OC126]")
         dispatcher.install()  # torch.compile may have come into use since the last step
-        expected = expected or ExpectedSequence()
-        self._reset_step(expected)
+        self._reset_step(expected := expected or ExpectedSequence())
         self._accelerator = device.accelerator()
         others = itertools.chain.from_iterable(self.side_streams)
-        needs_valve = sequential and expected.can_deadlock
-        valve = self._streams.open(compute_stream, self._released) if needs_valve else None
+        valve = self._streams.open(compute_stream, self._released) if sequential and expected.can_deadlock else None
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
-        self._watching, self._suspended = watch, False
-        self._step_thread, self._names = get_ident(), made(self.names) if named else None
-        self._numbers = SequenceNumbers()
-        self._serialise = sequential and self.stuck is None
+        self._watching, self._suspended, self._step_thread = watch, False, get_ident()
+        self._names = made(self.names) if named else None
+        self._numbers, self._serialise = SequenceNumbers(), sequential and self.stuck is None
         self._streams.step_begins()
+        self.delays = None if delays_ms is None else StepDelays(delays_ms, compute_stream)
         dispatcher.switch_on(self)
 
     def _released(self, call: Any, patience_s: float) -> None:
@@ -208,7 +207,7 @@ class Gate:
         passed = self._not_serialised, self._unsupported_device, self._not_serialised_bytes, self._captured
         # Another thread may have progressed further on one rank than on another at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
-        rest = counts, None if self._numbers is None else self._numbers.issued, self.micro_batches
+        rest = counts, None if self._numbers is None else self._numbers.issued, self.micro_batches, ended(self.delays)
         log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *passed, *rest)
         self._works.clear()
         self._groups.clear()  # keep no process group alive between steps
@@ -276,16 +275,14 @@ class Gate:
                 self._unsupported_device = self._unsupported_device or _unsupported_device(spec.sizes(args)[2])
             bytes_in, bytes_out, tensor = spec.sizes(args)
             on_device = tensor is not None and not tensor.is_cpu
-            if on_device and self._accelerator.is_capturing():
-                self._captured = True
-            blocks = self._blocks
+            self._captured = self._captured or (on_device and self._accelerator.is_capturing())
             call = Collective(
                 spec.name,
                 group,
                 bytes_in,
                 bytes_out,
                 None if tensor is None else tensor.dtype,
-                blocks.number_of(process_group) if blocks.open else 0,
+                self._blocks.number_of(process_group) if self._blocks.open else 0,
                 args[spec.peer] if spec.peer >= 0 else -1,
                 args[spec.tag] if spec.tag >= 0 else 0,
                 issued_ns,
@@ -301,6 +298,8 @@ class Gate:
             if call.posted:
                 self._posted.append(call)
             self._recorder.append(call)
+            if self.delays is not None:
+                return call if self.delays.before(spec, call) else None
             watched = call if self._watching else None
             if not self._serialise or not self._tracker.admits(call) or not spec.returns_work:
                 return watched
@@ -334,12 +333,13 @@ class Gate:
         serialiser: Serialiser | None = self._on_stream if call.on_device else self._on_host
         return NotSerialised.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
 
-    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
+    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> Any:
         try:
+            if self.delays is not None:
+                return self.delays.after(call, result)
             # NCCL returns no Work for async_op=False: its kernel then runs on the issuing stream itself.
-            work = None
-            if spec.returns_work:
-                work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+            returned = result[-1] if isinstance(result, tuple) else result
+            work = dist.Work.unbox(returned) if spec.returns_work else None
             serialiser, call.serialiser = call.serialiser, None  # keep no stream alive in the log
             if serialiser is None:
                 self._works.append(work)  # the step is watched
@@ -350,6 +350,7 @@ class Gate:
                 self._works.append(None)
         except Exception as error:
             self.last_error = dispatcher.interrupts.own(error) or self.last_error
+        return result
 
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.serialiser import NotSerialised
+from overlap_callbacks.instruments import clocks
 
 
 class StepRecorder:
@@ -88,6 +89,7 @@ class StepLog:
             only groups that count and have no foreign collectives.
         issued: collectives that this rank issued in the step, on any thread, as its groups count; None if one does not.
         micro_batches: of the step; 0 if no adapter counts them.
+        delays: applied to its collectives: ms, or the marks of a device around each.
     """
 
     collectives: tuple[Collective, ...]
@@ -103,6 +105,7 @@ class StepLog:
     issued_before: Mapping[str, int] = field(default_factory=dict)
     issued: int | None = None
     micro_batches: int = 0
+    delays: tuple[float | tuple[clocks.Mark, clocks.Mark], ...] = ()
 
     @property
     def is_whole(self) -> bool:

@@ -28,6 +28,8 @@ Stream = torch.Stream
 Event = torch.Event
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: the default stream does not wait for it
+_HIGH_PRIORITY = -1
+_CYCLES_PER_MS = 1_980_000  # of the clock of an H100; marks tell how long it was
 _THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCaptureModeThreadLocal
 
 
@@ -203,6 +205,22 @@ def on_stream(stream: Stream) -> contextlib.AbstractContextManager[Any]:
     """What this thread asks of a device goes onto this stream."""
     context: contextlib.AbstractContextManager[Any] = _module(stream.device.type).stream(stream)
     return context
+
+
+@functools.cache
+def sleeping_stream(device: torch.device) -> Stream:
+    """A stream that nobody else uses, for delays: of high priority, so that a sleep need not wait for compute."""
+    create, handle = _runtime().cudaStreamCreateWithPriority, ctypes.c_void_p()
+    with torch.cuda.device(device):
+        if create(ctypes.byref(handle), _NON_BLOCKING, _HIGH_PRIORITY):
+            raise RuntimeError("no stream could be made")
+        return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def sleep(stream: Stream, time_ms: float) -> None:
+    """Make a stream of CUDA's sleep, for about so long: its clock changes. One thread of one multiprocessor spins."""
+    with on_stream(stream):
+        torch.cuda._sleep(int(time_ms * _CYCLES_PER_MS))
 
 
 def graph_type() -> Any:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.causal import LEVELS
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.gate.arms import BaseArm, Keep, checked_arms, checked_decide
 from overlap_callbacks.instruments.power.meter import PowerOptions
@@ -83,6 +85,7 @@ class MonitorConfig:
     check_gradients: bool = False
     annotate_steps: bool = False
     quick: bool = False
+    causal: bool = False
     framework: str = ""
     hosts: bool = True
     configuration: dict[str, Setting] = field(default_factory=dict, init=False)
@@ -100,6 +103,16 @@ class MonitorConfig:
         self._set("decide", checked_decide(self.decide, self.arms or (), self.max_overhead))
         if self.decide is not None and self.schedule.control:
             raise ValueError("decide needs windows in which arms are turned: control=True turns none")
+        if self.causal and (self.decide is not None or self.schedule.control):
+            raise ValueError(
+                "causal=True delays collectives in windows of its own: give neither decide nor control=True"
+            )
+        if self.causal and self.schedule.delayed_steps < LEVELS * MIN_BLOCKS:
+            least = self.schedule.decided_at + LEVELS * MIN_BLOCKS
+            raise ValueError(
+                f"causal=True needs windows of {least} steps: give every_n_steps of at least {least}, got "
+                f"{self.schedule.every_n_steps}"
+            )
         sizes = [name for name in _SIZES if getattr(self, name) is not None]
         if len(sizes) > 1:
             raise ValueError(f"give one of {' and '.join(sizes)}: each of them tells the FLOP of a step")
@@ -180,7 +193,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
     **dict.fromkeys(("float16", "half", "16", "f16"), "fp16"),
 }  # fmt: skip
-_FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps", "quick")
+_FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps", "quick", "causal")
 _TIMEOUTS = ("order_timeout_s", "report_timeout_s")
 _COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
 _REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS, "detail"))  # these must not be None

@@ -228,10 +228,9 @@ class OverlapMonitor(AdapterApi):
         sample_experts_every: record split sizes of all-to-alls in every n-th step between windows; None: in windows.
         check_gradients: the race check: after each window repeat a step, overlapped and sequential, and compare the
             gradients bit by bit. Needs an adapter that can repeat one, as ``attach(..., repeat_step=...)``.
-        annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
-            ``record_function`` and of NVTX.
-        quick: measure an answer first: windows back to back until the interval of the step time, which holds at all
-            looks, is below 5 points, or for ten minutes; outside the budget. Then the schedule.
+        annotate_steps: name the steps of windows in profiles of your own, by ``record_function`` and NVTX.
+        quick: windows back to back first, outside the budget, until step time is known to 5 points; at most 10 minutes.
+        causal: in every second window, delay collectives by known times instead: which of them hold the step up?
         framework: the adapter in use, for the record.
         hosts: whether hosts may be named; if not, they have numbers in all that is written.
 
@@ -268,6 +267,7 @@ class OverlapMonitor(AdapterApi):
         check_gradients: bool = False,
         annotate_steps: bool = False,
         quick: bool = False,
+        causal: bool = False,
         framework: str = "",
         hosts: bool = True,
     ) -> None:

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.causal import LEVELS
 from overlap_callbacks.analysis.results.mode import Mode
 
 
@@ -38,6 +40,7 @@ class Part(enum.Enum):
     TIMED = "timed"
     LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for slow power sensors
     PROFILED = "profiled"
+    DELAYED = "with delays"  # of causal windows, in place of all of these
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Plan:
         counted: whether it is a counted step of a block rather than warm-up.
         last: whether it is the window's last step.
         turned: whether the arm's switch is turned although steps are not sequential.
+        level: of the delays of a causal window's step.
     """
 
     window: int
@@ -66,6 +70,7 @@ class Plan:
     counted: bool
     last: bool
     turned: bool = False
+    level: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
@@ -294,6 +299,22 @@ class Schedule:
         object.__setattr__(schedule, "_offsets", tuple(plans))
         return schedule
 
+    def causal(self, levels: Sequence[int]) -> Schedule:
+        """The same schedule for a window whose steps delay collectives, as configured otherwise."""
+        plans: list[Plan | None] = [None] * self.decided_at
+        plans[: self.recorded_steps] = self._recorded()
+        for place, level in enumerate(levels):
+            plan = _uncounted(Part.DELAYED, self.decided_at + place)
+            plans.append(replace(plan, counted=True, level=level, last=place == len(levels) - 1))
+        schedule = self.numbered_by(self._numbered_by)
+        object.__setattr__(schedule, "_offsets", tuple(plans))
+        return schedule
+
+    @property
+    def delayed_steps(self) -> int:
+        """Steps of a causal window's delays."""
+        return min(_DELAYED_STEPS, (self.every_n_steps - self.decided_at) // LEVELS * LEVELS)
+
     def arm_steps(self, steps_per_block: int) -> int:
         """Steps that a window has with its arm, given timed blocks of this length."""
         return (len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))) // 2
@@ -350,6 +371,8 @@ _MOST_STEPS = 1_000_000
 _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
 _WAITING_STEPS = 8
+# Steps of a causal window with delays, if there is room.
+_DELAYED_STEPS = 36
 # Marked steps as configured before the one step of a trial.
 _TRIED_AFTER = 4
 # Maximum marked steps on each side of the timed part.

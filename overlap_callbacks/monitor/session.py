@@ -29,6 +29,7 @@ from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.quick import QuickLook
@@ -67,6 +68,7 @@ class Session:
             if search is None or job.rank
             else Deciding(search, keeps=isinstance(config.decide, Keep), arms=config.arms or ())
         )  # on rank 0, shared likewise
+        self.causes = Causes(self.budget, chooses=config.causal and not job.rank)
         # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
         device = StepClock().device
@@ -89,6 +91,7 @@ class Session:
             budget=self.budget,
             quick=self.quick,
             deciding=self.deciding,
+            causes=self.causes,
             write_page=write_page,
             on_error=report_error,
             on_sink_error=faults.sink_failed,

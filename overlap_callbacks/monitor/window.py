@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
+from overlap_callbacks.analysis.causal import LEVELS
 from overlap_callbacks.analysis.results.arm import ComparedArm
+from overlap_callbacks.analysis.results.causal import Trial
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
+from overlap_callbacks.gate.delays import CallKey
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switches import SwitchState
@@ -66,6 +69,7 @@ class MeasuredWindow:
     meter: PowerMeter | None = None  # None if power is not measured
     compared_with: ComparedArm | None = None  # None for sequential steps
     tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
+    trial: Trial | None = None  # what the window delays, if it is a causal one
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)
@@ -215,10 +219,17 @@ class Window(MeasuredWindow):
             compute_stream=self.clock.compute_stream,
             watch=watch,
             named=plan.part is Part.RECORDED,
+            delays_ms=self._delays_ms(plan),
         )
         if self._profile is not None:
             self._profile.begin_step(record=plan.counted or not self._all_quiet)
         self._start = self.clock.mark()
+
+    def _delays_ms(self, plan: Plan) -> dict[CallKey, float] | None:
+        if self.trial is None or plan.part is not Part.DELAYED:
+            return None
+        delay_ms = self.trial.delay_ms * plan.level / (LEVELS - 1)
+        return {member.key: delay_ms for member in self.trial.members}
 
     def end_step(self) -> MeasuredStep:
         """Stop the step's instruments and keep its marks."""

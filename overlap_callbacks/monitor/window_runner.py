@@ -6,6 +6,8 @@ import enum
 import time
 from dataclasses import dataclass, field
 
+from overlap_callbacks.analysis.causal import levels_of
+from overlap_callbacks.analysis.results.causal import Trial
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_note
@@ -87,7 +89,10 @@ class _OpenWindow:
         self.marks.rhythms = ruling.rhythms
         turned = not arm.arm.sequential
         self.marks.compare_with(arm.arm)
-        if ruling.trial:
+        if ruling.delayed is not None:
+            self.marks.trial = ruling.delayed
+            self.schedule = self.schedule.causal(levels_of(self.schedule.delayed_steps, self.marks.number))
+        elif ruling.trial:
             self.marks.tried = arm.arm.name
             self.schedule = self.schedule.trial(turned=turned)
         else:
@@ -96,21 +101,26 @@ class _OpenWindow:
 
     def race_check(self, race: RaceChecks, step: int) -> RaceCheck | None:
         """Run the race check after a complete window with sequential steps; ``step`` was its last."""
-        if not (self.marks.complete and self.arm.arm.sequential) or self.schedule.control or self.marks.tried:
+        marks = self.marks
+        if not (marks.complete and self.arm.arm.sequential) or self.schedule.control or marks.tried or marks.trial:
             return None
         return race.after_window(self.ruling, step, self.granted, self.session.ballot, self.session.job.rank)
 
     def _planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
         """On rank 0, a function that plans the window on the order check's thread once it is granted."""
         steps_per_block, schedule, given = self._steps_per_block(), self.schedule, self.arm.arm.name
+        causes, usual = self.session.causes, self.cost.usual
 
-        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...]]:
-            if chosen is not None and chosen.trial:
-                return None, find_rhythms(*ring.durations())
+        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...], Trial | None]:
+            trial = None
+            if not self.marks.quick and usual is not None:
+                trial = causes.choose(self.marks.number, self.recorded[-1], usual.mean_ns / 1e6)
+            if trial is not None or (chosen is not None and chosen.trial):
+                return None, find_rhythms(*ring.durations()), trial
             arm = given if chosen is None else chosen.name
             long_steps = self.session.budget.long_blocks.steps(self.marks.number, arm, schedule, steps_per_block)
             placement = balance.place(schedule, self.marks.first_step, arm, steps_per_block, long_steps)
-            return placement, find_rhythms(*ring.durations())
+            return placement, find_rhythms(*ring.durations()), None
 
         return plan_window
 
@@ -360,7 +370,7 @@ class WindowRunner(StepRunner):
         options = {**self._schedule.as_dict(), "sequential": form, "arms": names}
         config = WindowConfig(
             step=marks.first_step,
-            options={**options, "decide": repr(self._slot.config.decide)} if decides else options,
+            options={**options, "decide": repr(self._slot.config.decide), "causal": self._slot.config.causal},
             control=self._schedule.control,
             serialises=bound.arm.sequential,
         )

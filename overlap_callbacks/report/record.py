@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.job.part import part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -72,6 +73,7 @@ _JOB_ENDS = "the monitor was closed"
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
+_decode_causal = msgspec.json.Decoder(CausalWindow).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_prediction = msgspec.json.Decoder(Prediction).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
@@ -87,6 +89,7 @@ class Record:
         runs: one for each start of the job.
         windows: the reports, in the order of measurement.
         arms: the reports of windows with arms other than sequential steps.
+        causal: windows in which collectives were delayed.
         decision: what the job has decided about its arms, the latest; None in a job that does not decide.
         predictions: what the advice of the last start predicts.
         seldom_held: topics of advice whose predictions hold too seldom, in words; not read from the file.
@@ -101,6 +104,7 @@ class Record:
     runs: list[RunInfo] = field(default_factory=list)
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
+    causal: list[CausalWindow] = field(default_factory=list)
     decision: Decision | None = None
     predictions: list[Prediction] = field(default_factory=list)
     seldom_held: dict[str, str] = field(default_factory=dict)
@@ -272,6 +276,13 @@ def read(
     blocks = _Blocks()
     add_block = blocks.lines.append
     take = _whole_window if details else Outlines()
+    lists: dict[str, tuple[list[Any], Callable[[bytes], Any]]]
+    lists = {
+        "arm": (record.arms, _decode_arm),
+        "causal": (record.causal, _decode_causal),
+        "prediction": (record.predictions, _decode_prediction),
+        "left_out": (record.left_out, lambda line: _decode_left_out(line).reason),
+    }
 
     def add(kind: str, start: int, line: bytes) -> None:
         if kind == "window":
@@ -280,14 +291,11 @@ def read(
             record.broken_lines += blocks.end_window(window.window, window.first_step)
         elif kind == "block":
             add_block(line)
-        elif kind == "arm":
-            record.arms.append(_decode_arm(line))
+        elif kind in lists:
+            values, decode = lists[kind]
+            values.append(decode(line))
         elif kind == "decision":
             record.decision = _decode_decision(line)
-        elif kind == "prediction":
-            record.predictions.append(_decode_prediction(line))
-        elif kind == "left_out":
-            record.left_out.append(_decode_left_out(line).reason)
         elif kind == "end":
             record.ended = True
         elif kind == "run":

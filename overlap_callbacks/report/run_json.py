@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries, trade_offs
+from overlap_callbacks.analysis.causal import ranked, responses_of
 from overlap_callbacks.analysis.communication.link_peaks import Peaks
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
@@ -35,6 +36,18 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "all_looks": record.running,
         "arms": _arms(record),
         "decision": record.decision,
+        "causal": [
+            {
+                "members": response.trial.members,
+                "delay_ms": response.trial.delay_ms,
+                "slope": response.slope,
+                "slack_ms": response.slack_ms,
+                "longer_ms": response.levels_ms,
+                "num_windows": response.num_windows,
+                "verdict": response.verdict.value,
+            }
+            for response in ranked(responses_of(record.causal))
+        ],
         "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),
         "measuring_cost": cost_of(record),

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
+from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -65,6 +66,9 @@ class Sink:
 
     def answer(self, text: str) -> None:
         """Called with the answer of a quick look, once."""
+
+    def log_causal(self, window: CausalWindow) -> None:
+        """Called once for each window in which collectives were delayed."""
 
     def decision(self, decision: Decision) -> None:
         """Called with what the job has decided about its arms, whenever that changes."""

@@ -62,6 +62,7 @@ class FanOut:
     block = functools.partialmethod(_each, "block")
     arm_block = functools.partialmethod(_each, "arm_block")
     log_arm = functools.partialmethod(_each, "log_arm")
+    log_causal = functools.partialmethod(_each, "log_causal")
     left_out = functools.partialmethod(_each, "left_out")
     answer = functools.partialmethod(_each, "answer")
     decision = functools.partialmethod(_each, "decision")

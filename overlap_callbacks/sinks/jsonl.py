@@ -5,6 +5,7 @@ timed block of rank 0, written as soon as it is measured. ``{"record": "window",
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
 ``{"record": "prediction", ...}`` is what advice predicts, once for each.
 ``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
+``{"record": "causal", ...}`` is a window in which collectives were delayed.
 ``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
 it.
 """
@@ -24,6 +25,7 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import predictions_of
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
@@ -86,6 +88,9 @@ class JsonlSink(Sink):
 
     def log_arm(self, report: ArmReport) -> None:
         self._write("arm", report)
+
+    def log_causal(self, window: CausalWindow) -> None:
+        self._write("causal", window)
 
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         self._write("left_out", {"window": window, "first_step": first_step, "reason": reason})

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.background.submissions import RecordedKinds
@@ -74,7 +75,7 @@ class FakeChecker:
     def await_ruling(self) -> Ruling:
         ruling = self.rulings.pop(0)
         if ruling.decision is Decision.GRANTED and ruling.placement is None and self.plan_window is not None:
-            placement, rhythms = self.plan_window(None)
+            placement, rhythms, _ = self.plan_window(None)
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
         return ruling
 
@@ -120,6 +121,7 @@ class Bench:
             meter=None,
             ballot=None,
             deciding=None,
+            causes=Causes(WindowBudget(None), chooses=False),
             pinned_checks=itertools.count(1),
         )
         race = RaceChecks(False, self.gate, self.switch, self.notices)

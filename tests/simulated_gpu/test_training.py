@@ -24,7 +24,7 @@ from tests.simulated_gpu.jobs import on_device, pinning
 from tests.simulated_gpu.parameters import Parameters
 
 WIDTH, HEADS, ROWS, WORDS, LENGTH = 32, 2, 4, 24, 8
-STEPS, STEPS_WITH_WINDOW = 10, 60
+STEPS, STEPS_WITH_WINDOW = 10, 68
 WINDOW: dict[str, Any] = {
     "first_step": 3,
     "every_n_steps": 1000,
@@ -153,7 +153,7 @@ def _attach(modes: Callable[[int], Mode | None], **options: Any) -> Look:
     def look(optimizer: Any, model: nn.Module, run_dir: str) -> Iterator[Callable[[int], Mode]]:
         from overlap_callbacks.integrations.pytorch import attach
 
-        with attach(optimizer, model=model, run_dir=run_dir, strict=True, **WINDOW, **options) as monitor:
+        with attach(optimizer, model=model, run_dir=run_dir, strict=True, **{**WINDOW, **options}) as monitor:
             yield pinning(monitor, modes)
 
     return look
@@ -166,6 +166,7 @@ LOOKS: dict[str, Look] = {
     "forced": _attach(lambda number: Mode.SEQUENTIAL),
     "native": _attach(lambda number: None, sequential="native"),
     "native forced": _attach(lambda number: Mode.SEQUENTIAL, sequential="native"),
+    "causal": _attach(lambda number: None, causal=True, every_n_steps=32, profiled_steps=0),
 }
 
 # Units and buckets that issue collectives; autograd's threads have no Python frame of DDP's.
@@ -177,7 +178,7 @@ NAMES = {
 }
 
 # How many steps of a look are sequential, at least.
-SEQUENTIAL = {"absent": 0, "attached": 4, "toggling": 10, "forced": 20, "native": 4, "native forced": 20}
+SEQUENTIAL = {"absent": 0, "attached": 4, "toggling": 10, "forced": 20, "native": 4, "native forced": 20, "causal": 4}
 
 
 def _on_device(
@@ -271,3 +272,7 @@ def test_measuring_changes_no_bit_and_finds_names(wrap: str, model: str, optimiz
             if look == "attached":
                 names = {row.name.partition(":")[0] for row in window.exposure.names}
                 assert names == NAMES[wrap, model], names
+        if look == "causal":
+            (delayed,) = record.read(tmp_path / f"{number}-{look}").causal
+            assert delayed.missed == 0
+            assert delayed.trial.delay_ms > 0

@@ -116,7 +116,7 @@ class WindowBudget:
             self._unknown.pop(window, None)
             self._charge_late(late_ms)
             self._owe(opened_ns / 1e9, cost_s)
-            self._reason = "an arm was tried in one step, which training pays for first"
+            self._reason = "an arm was tried in one step, or collectives were delayed, which training pays for first"
 
     def note(self, report: OverlapReport) -> None:
         """Note what a report says of the job, without its cost."""

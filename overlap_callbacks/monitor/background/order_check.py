@@ -19,6 +19,7 @@ import msgspec
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.rank_set import in_runs
+from overlap_callbacks.analysis.results.causal import Trial
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.gate.step_log import ExpectedSequence
@@ -83,11 +84,12 @@ class Ruling(msgspec.Struct, frozen=True):
     arm: str = ""  # the window's arm, if rank 0 decides; empty for the one whose turn it is
     trial: bool = False  # only one step is turned
     keep: str = ""
+    delayed: Trial | None = None  # what a causal window delays; None for other windows
 
 
-# Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial), and the rhythms known by
-# then. The arm is None if nobody has chosen it.
-WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...]]]
+# Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial and a causal window), the
+# rhythms known by then, and what a causal window delays. The arm is None if nobody has chosen it.
+WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...], Trial | None]]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer [OC208]")
 
@@ -304,8 +306,8 @@ def check_order(
                 Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives [OC209]"
             )
         if ruling.decision is Decision.GRANTED and plan_window is not None:
-            placement, rhythms = plan_window(chosen)
-            ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
+            placement, rhythms, delayed = plan_window(chosen)
+            ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms, delayed=delayed)
         if ruling.decision is Decision.GRANTED and chosen is not None:
             ruling = msgspec.structs.replace(ruling, arm=chosen.name, trial=chosen.trial)
         if ruling.decision in (Decision.GRANTED, Decision.SKIPPED):

@@ -35,6 +35,7 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
@@ -103,6 +104,7 @@ class Reporter:
         budget: WindowBudget,
         quick: QuickLook | None = None,
         deciding: Deciding | None = None,
+        causes: Causes | None = None,
         write_page: Callable[[Path], Path] | None = None,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
@@ -112,9 +114,7 @@ class Reporter:
         self._exchange = Exchange(channel, Tree.of(channel.job), "report", answered=False)
         self._schedule = config.schedule
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
-        self._run = run
-        self._environment = environment
-        self._hide = hide
+        self._run, self._environment, self._hide = run, environment, hide
         self._workload = config.workload
         # As last written to the record:
         self._job_environment: JobEnvironment | None = None
@@ -123,17 +123,16 @@ class Reporter:
         self._budget = budget
         self._quick = quick
         self._deciding = deciding
+        self._causes = causes
         self._write_page = write_page
         self._worker = Worker("overlap-callbacks-report", on_error)
-        self._stop = threading.Event()
-        self._closing = threading.Event()
+        self._stop, self._closing = threading.Event(), threading.Event()
         self._settled = SettledFit()
         self._last_cost: WindowCost | None = None  # of the window reported last
         self._settle_from = math.inf  # host time from which missing ranks are soon given up
         self._own_s = 0.0  # time this rank took to measure the last window
         self._abandoned = False  # close() gave up waiting for the thread
-        self._opened = False
-        self._closed = False
+        self._opened = self._closed = False
         self._close_by = 0.0
         self._parent_is_slow = False  # no slot was free for the last report
 
@@ -219,6 +218,10 @@ class Reporter:
         try:
             if window.tried:
                 self._report_trial(window, cost)
+            elif window.trial is not None and self._causes is not None:
+                for found in self._causes.report(window, cost, self._await_normal_steps):
+                    self._open_sinks()
+                    self._sinks.log_causal(found)
             else:
                 self._report_with_cost(window, cost, key, tokens_per_step)
         finally:

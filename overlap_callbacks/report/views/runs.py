@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
+from overlap_callbacks.report.views.causal import causal
 from overlap_callbacks.report.views.communication import communication
 from overlap_callbacks.report.views.comparison import comparison, head_lines
 from overlap_callbacks.report.views.elements import Block, Document, Note, RunPage, Section
@@ -142,7 +143,7 @@ def _sections(record: Record, charts: bool) -> list[Section]:
     if record.summary.measured:
         found += [cost(record), *ideal(record), *power(record), *changed(record), *throughput(record)]
         lacking = not_measured(record)
-    found += arms(record)
+    found += [*causal(record), *arms(record)]
     further = [
         *([*kernels_in_time(record), *usage(record)] if charts and record.summary.measured else []),
         *traffic(record),

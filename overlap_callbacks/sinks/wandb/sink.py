@@ -7,7 +7,7 @@ import functools
 import glob
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.decision_words import decision_in_words
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.figure import Value, values_of
@@ -31,7 +32,7 @@ from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.runs import destination, start_run
-from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
+from overlap_callbacks.sinks.wandb.tables import Table, arm_table, causal_table, tables
 
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
@@ -42,7 +43,7 @@ DECISION = "overlap/decision"
 STEP_CARD = "overlap/answer"
 POWER_CARD = "power/trace_card"
 TRAFFIC_CARD = "traffic/matrix"
-ARMS_TABLE = "arm/arms"
+ARMS_TABLE, CAUSAL_TABLE = "arm/arms", "overlap/causal"
 
 # Sections whose tables and pictures are logged by default; ``arm`` exists only where the user has arms.
 _SECTIONS = ("overlap", "power", "arm")
@@ -71,8 +72,8 @@ class WandbSink(Sink):
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
-    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``. The
-      summary's ``overlap/decision`` is what the job has decided about them.
+    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the tables ``arm/arms``, and
+      ``overlap/causal`` of delayed collectives. The summary's ``overlap/decision``: what the job has decided on arms.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
     - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
@@ -120,7 +121,6 @@ class WandbSink(Sink):
         self._info: RunInfo | None = None
         self._record: Path | None = None
         self._closed = False
-
         self._run: Any = None
         self._owns_run = False
         self._starting = False  # W&B was asked for a run, and has not started it
@@ -135,6 +135,7 @@ class WandbSink(Sink):
         self._joined_step = -1  # step of the user's row that the last row here joined
         self._windows: list[OverlapReport] = []  # without their details
         self._arms: list[ArmReport] = []
+        self._causal: list[CausalWindow] = []
         self._next_tables = 1  # number of windows at which tables are next due
         self._without_tables: OverlapReport | None = None  # the last report, if its tables were not due
 
@@ -185,6 +186,9 @@ class WandbSink(Sink):
         self._rows.append(_Row({**self._numbers(report.values()), STEP_KEY: report.first_step}))
         self._log_rows(run)
 
+    def log_causal(self, window: CausalWindow) -> None:
+        self._causal.append(window)
+
     def decision(self, decision: Decision) -> None:
         run = self._find_run()
         if run is not None:
@@ -222,10 +226,9 @@ class WandbSink(Sink):
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)
-        if self._arms:
-            table = arm_table(RunSummary(self._info, self._windows, running=True), self._arms)
-            last = {**_tables(sys.modules["wandb"], {ARMS_TABLE: table}), STEP_KEY: self._arms[-1].first_step}
-            self._try_artifact("the table of arms", lambda: self._log_part(run, last))
+        if self._arms or self._causal:
+            part = _last_tables(RunSummary(self._info, self._windows, running=True), self._arms, self._causal)
+            self._try_artifact("the last tables", lambda: self._log_part(run, part))
             run.log({})
         self._log_record(run)
         if self._owns_run:
@@ -378,6 +381,15 @@ def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[st
     if report.messages is not None and report.messages.groups:
         pictures[TRAFFIC_CARD] = wandb.Html(cards.traffic_card(report.messages, report.world_size), inject=False)
     return pictures
+
+
+def _last_tables(summary: RunSummary, arms: Sequence[ArmReport], windows: Sequence[CausalWindow]) -> dict[str, Any]:
+    """Of the whole run, with the step of its last window."""
+    last = {ARMS_TABLE: arm_table(summary, arms)} if arms else {}
+    if windows:
+        last[CAUSAL_TABLE] = causal_table(windows)
+    step = max([report.first_step for report in arms] + [window.first_step for window in windows])
+    return {**_tables(sys.modules["wandb"], last), STEP_KEY: step}
 
 
 def _tables(wandb: Any, by_key: Mapping[str, Table]) -> dict[str, Any]:

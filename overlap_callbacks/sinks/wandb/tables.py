@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.causal import ranked, responses_of
 from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_words
 from overlap_callbacks.analysis.results.power import PowerTrace
@@ -41,6 +43,9 @@ MESSAGE_COLUMNS = (
 )  # fmt: skip
 EXPERT_COLUMNS = (
     "step", "in_window", "load_max_over_mean", "load_cv", "split_max_over_mean", "split_cv",
+)  # fmt: skip
+CAUSAL_COLUMNS = (
+    "delayed", "windows", "delay_ms", "slope", "slope_ci_low", "slope_ci_high", "slack_at_least_ms", "verdict",
 )  # fmt: skip
 LATE_COLUMNS = (
     "rank", "host", "dimension", "calls", "last", "steps", "worst", "chance", "waiting_ms", "lost_fraction",
@@ -78,6 +83,16 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
         }
         rows.append([of_row[name] if name in of_row else row.value(name) for name in ARM_COLUMNS])
     return Table(ARM_COLUMNS, rows)
+
+
+def causal_table(windows: Sequence[CausalWindow]) -> Table:
+    """What delaying each set of collectives does to the step."""
+    rows: list[list[Any]] = [
+        [of.label, of.num_windows, of.trial.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
+         None if of.slack_ms is None else of.slack_ms.ci_low, of.verdict.value]
+        for of in ranked(responses_of(windows))
+    ]  # fmt: skip
+    return Table(CAUSAL_COLUMNS, rows)
 
 
 def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, Table]:

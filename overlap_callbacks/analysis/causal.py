@@ -1,0 +1,193 @@
+"""Which collective holds the step up? From steps in which some were delayed by known times.
+
+In a causal window every step delays each collective of one set by 0, a or 2a, in balanced order. The *slope* is the
+time by which the longest delay makes the step longer, over that delay: 1 if the step waits for the collective at once,
+0 if there is as much slack. Delays that lengthen the step only from some length on show the slack: s = 2a (1 - slope).
+(Coz, arXiv 1608.03676, delays everything else instead.)
+
+**Intervals** are over blocks, which have each level once: a block's own level drops out, and so does most of what slow
+changes have in common with it. They hold for all sets tested together (Bonferroni), after each window of a set.
+
+**Sets** are halved. Delaying more collectives never makes a step shorter, so no member of a set costs more than all of
+it: a set that costs less than half of one member's delay clears all its members.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.statistics import CONFIDENCE, MIN_BLOCKS, t_quantile
+from overlap_callbacks.analysis.sums import grouped
+
+Floats = npt.NDArray[np.float64]
+
+LEVELS = 3  # delays of 0, a and 2a
+# Each level is as often first, second and third of a block. No block begins with the longest or no delay where the one
+# before ended with it: noise that lasts would make neighbouring blocks alike.
+_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 1, 0), (2, 0, 1))
+# Below this slope's upper bound a collective does not hold the step up, above it the lower bound says that it does.
+BLOCKING_FROM = 0.5
+# Windows after which a collective stays inconclusive.
+_MOST_WINDOWS = 5
+# The longest delay of one collective, of a set, and its bounds in ms.
+_OF_STEP, _SET_OF_STEP, _LEAST_MS, _MOST_MS = 0.1, 0.5, 0.2, 50.0
+
+
+def levels_of(num_steps: int, start: int = 0) -> tuple[int, ...]:
+    """The level of delay of each step of a window; ``start`` turns the order."""
+    blocks = itertools.islice(itertools.cycle(_ORDERS), start % len(_ORDERS), None)
+    return tuple(itertools.islice(itertools.chain.from_iterable(blocks), num_steps))
+
+
+def longest_delay_ms(step_ms: float, num_members: int) -> float:
+    """The longest delay (2a) of each member of a set, for steps of ``step_ms``."""
+    of_step = min(_OF_STEP, _SET_OF_STEP / num_members)
+    return min(max(of_step * step_ms, _LEAST_MS), _MOST_MS)
+
+
+class Verdict(enum.Enum):
+    """What a slope says of a set."""
+
+    BLOCKING = "holds the step up"
+    SLACK = "has slack"
+    INCONCLUSIVE = "inconclusive"
+
+
+def _error_of(num_windows: int) -> float:
+    """Share of the error that a set's interval may have after so many windows; 1 in all."""
+    return 1 / (num_windows * (num_windows + 1))
+
+
+@dataclass(frozen=True)
+class Response:
+    """How a set's delay lengthens the step.
+
+    Attributes:
+        slope: of the step time, over the longest delay of one member: 1 if the step waits for one of them.
+        slack_ms: delay of each member that costs nothing; None if the slope's interval reaches 1 or it has none. At
+            least so long if the step did not get longer at all.
+        levels_ms: mean step time at each delay, less that without.
+        num_windows: of the set.
+    """
+
+    trial: Trial
+    slope: Estimate
+    slack_ms: Estimate | None
+    levels_ms: tuple[float, ...]
+    num_windows: int = 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is of a single collective."""
+        return len(self.trial.members) == 1
+
+    @property
+    def label(self) -> str:
+        first, number = self.trial.members[0], len(self.trial.members)
+        return first.label if self.alone else f"{first.label} and {number - 1} more"
+
+    @property
+    def verdict(self) -> Verdict:
+        low, high = self.slope.ci_low, self.slope.ci_high
+        if low is None or high is None:
+            return Verdict.INCONCLUSIVE
+        # A set's slope adds up those of its members, and no member's exceeds it.
+        if high < BLOCKING_FROM:
+            return Verdict.SLACK
+        return Verdict.BLOCKING if low > BLOCKING_FROM else Verdict.INCONCLUSIVE
+
+
+def response_of(windows: Sequence[CausalWindow], confidence: float = CONFIDENCE) -> Response | None:
+    """The response of one set to the delays of its windows; None with fewer than ``MIN_BLOCKS`` whole blocks."""
+    slopes, longer = [], []
+    for window in windows:
+        blocks = _blocks(window.levels, window.step_ms)
+        longer.append(blocks - blocks[:, :1])
+        slopes.append(longer[-1][:, -1] / window.trial.delay_ms)
+    of_blocks = np.concatenate(slopes) if slopes else np.zeros(0)
+    if len(of_blocks) < MIN_BLOCKS:
+        return None
+    trial = windows[-1].trial
+    slope = _mean(of_blocks, confidence)
+    means = np.concatenate(longer).mean(axis=0)
+    return Response(trial, slope, _slack_ms(slope, trial.delay_ms), tuple(means.tolist()), len(windows))
+
+
+def _blocks(levels: Sequence[int], step_ms: Sequence[float | None]) -> Floats:
+    """Step times of whole blocks by level; shape (blocks, levels)."""
+    rows = []
+    for start in range(0, len(levels) - LEVELS + 1, LEVELS):
+        times = step_ms[start : start + LEVELS]
+        by_level = dict(zip(levels[start : start + LEVELS], times, strict=True))
+        if len(by_level) == LEVELS and all(time is not None for time in times):
+            rows.append([by_level[level] for level in range(LEVELS)])
+    return np.array(rows, dtype=np.float64).reshape(-1, LEVELS)
+
+
+def _mean(values: Floats, confidence: float) -> Estimate:
+    """The trimmed mean of blocks: a stall of a single step does not count."""
+    number = len(values)
+    cut = number // 8
+    ordered = np.sort(values)
+    kept = np.clip(values, ordered[cut], ordered[number - 1 - cut])
+    degrees = max(1, number - 2 * cut - 3)  # neighbouring blocks share what changes slowly: benchmarks/causal.py
+    # Tukey and McLaughlin's interval of a trimmed mean, of winsorised variance.
+    mean = float(ordered[cut : number - cut].mean())
+    error = float(kept.std(ddof=1)) / ((1 - 2 * cut / number) * math.sqrt(number))
+    half = float(t_quantile(degrees, confidence)) * error
+    return Estimate(mean, mean - half, mean + half, number * LEVELS, number, error, degrees)
+
+
+def _slack_ms(slope: Estimate, delay_ms: float) -> Estimate | None:
+    """Delay that costs nothing: what the longest one does not lengthen the step by."""
+    if slope.ci_low is None or slope.ci_high is None or slope.ci_high >= 1:
+        return None
+    value, low, high = (
+        min(max((1 - of) * delay_ms, 0.0), delay_ms) for of in (slope.value, slope.ci_high, slope.ci_low)
+    )
+    return Estimate(value, low, high, slope.num_steps, slope.num_blocks)
+
+
+def responses_of(windows: Sequence[CausalWindow]) -> list[Response]:
+    """The response of each set tested. Their intervals hold together, after each of a set's windows (``_error_of``)."""
+    by_set = grouped(windows, lambda window: window.trial.members)
+    found = [response_of(of, 1 - (1 - CONFIDENCE) * _error_of(len(of)) / len(by_set)) for of in by_set.values()]
+    return [response for response in found if response is not None]
+
+
+def ranked(responses: Sequence[Response]) -> list[Response]:
+    """Single collectives before sets; those that hold the step up most first."""
+    return sorted(responses, key=lambda of: (not of.alone, -of.slope.value))
+
+
+def next_trial(first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Response], step_ms: float) -> Trial | None:
+    """The set to test next: all of ``first`` (the longest exposed first), then halves of what is not cleared.
+
+    Then inconclusive ones again. None once every collective is cleared or was tested alone often enough.
+    """
+    known = {response.trial.members: response for response in responses}
+    waiting = [tuple(members) for members in first if members]
+    unclear: list[Response] = []
+    while waiting:
+        members = waiting.pop(0)
+        found = known.get(members)
+        if found is None:
+            return Trial(members, longest_delay_ms(step_ms, len(members)))
+        if len(members) > 1 and found.verdict is not Verdict.SLACK:
+            half = (len(members) + 1) // 2
+            waiting += [members[:half], members[half:]]
+        elif found.verdict is Verdict.INCONCLUSIVE and found.num_windows < _MOST_WINDOWS:
+            unclear.append(found)
+    if not unclear:
+        return None
+    again = min(unclear, key=lambda response: response.num_windows).trial.members
+    return Trial(again, longest_delay_ms(step_ms, len(again)))

@@ -1,0 +1,119 @@
+"""Slopes and slack of delays, and which set is tested next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from overlap_callbacks.analysis.causal import (
+    Response,
+    Verdict,
+    levels_of,
+    longest_delay_ms,
+    next_trial,
+    ranked,
+    response_of,
+    responses_of,
+)
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+
+CALLS = tuple(DelayedCall("allreduce_", "0", place) for place in range(8))
+DELAY_MS = 10.0
+
+
+def window(
+    slack_ms: float, members: Sequence[DelayedCall] = CALLS[:1], *, steps: int = 36, noise: float = 0.1, number: int = 0
+) -> CausalWindow:
+    """Of steps of 100 ms that get longer by what exceeds the slack; the first is a stall."""
+    levels = levels_of(steps, number)
+    times = [
+        100 + max(0.0, level * DELAY_MS / 2 - slack_ms) + noise * (step * 7 % 5 - 2)
+        for step, level in enumerate(levels)
+    ]
+    times[0] += 500
+    return CausalWindow(
+        window=number, first_step=0, trial=Trial(tuple(members), DELAY_MS), levels=levels, step_ms=tuple(times)
+    )
+
+
+def response(slack_ms: float, **options: object) -> Response:
+    found = response_of([window(slack_ms, **options)])  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("slack_ms", "slope", "verdict"),
+    [(0, 1, Verdict.BLOCKING), (2, 0.8, Verdict.BLOCKING), (8, 0.2, Verdict.SLACK), (50, 0, Verdict.SLACK)],
+)
+def test_slope_and_slack_of_a_collective(slack_ms: float, slope: float, verdict: Verdict) -> None:
+    found = response(slack_ms)
+    assert found.slope.value == pytest.approx(slope, abs=0.02)
+    assert found.slope.ci_low < slope < found.slope.ci_high  # type: ignore[operator]
+    assert found.verdict is verdict
+    if 0 < slack_ms < DELAY_MS:
+        assert found.slack_ms is not None
+        assert found.slack_ms.value == pytest.approx(slack_ms, abs=0.2)
+
+
+def test_noise_makes_it_inconclusive_and_not_slack() -> None:
+    assert response(0, noise=10).verdict is Verdict.INCONCLUSIVE
+
+
+def test_steps_that_do_not_count_leave_their_block_out() -> None:
+    whole = window(0, steps=12)
+    assert response_of([whole]) is not None
+    times = (*whole.step_ms[:5], None, *whole.step_ms[6:])
+    assert (
+        response_of([CausalWindow(window=0, first_step=0, trial=whole.trial, levels=whole.levels, step_ms=times)])
+        is None
+    )
+
+
+@pytest.mark.parametrize("start", range(6))
+def test_each_level_is_as_often_at_each_place_of_a_block(start: int) -> None:
+    levels = levels_of(36, start)
+    places = Counter((step % 3, level) for step, level in enumerate(levels))
+    assert set(places.values()) == {4}
+    assert len(places) == 9
+    ends = [(levels[step - 1], levels[step]) for step in range(3, 36, 3)]
+    assert not {(0, 0), (2, 2)} & set(ends)
+
+
+def test_a_set_is_halved_until_its_members_are_cleared_or_known() -> None:
+    blocking, tested = CALLS[5], []
+    windows: list[CausalWindow] = []
+    while (trial := next_trial([CALLS], responses_of(windows), 100.0)) is not None:
+        tested.append(len(trial.members))
+        windows.append(window(0 if blocking in trial.members else 99, trial.members, number=len(windows)))
+    assert tested == [8, 4, 4, 2, 2, 1, 1]
+    found = ranked(responses_of(windows))
+    assert [of.trial.members for of in found if of.alone and of.verdict is Verdict.BLOCKING] == [(blocking,)]
+    assert {member for of in found if of.verdict is Verdict.SLACK for member in of.trial.members} == {*CALLS} - {
+        blocking
+    }
+
+
+def test_what_is_inconclusive_is_tested_again_a_few_times() -> None:
+    windows: list[CausalWindow] = []
+    while (trial := next_trial([CALLS[:1]], responses_of(windows), 100.0)) is not None:
+        windows.append(window(0, trial.members, noise=80, number=len(windows)))
+    assert len(windows) == 5
+
+
+def test_intervals_widen_with_the_sets_and_the_looks() -> None:
+    (alone,) = responses_of([window(0)])
+    both = responses_of([window(0), window(0, CALLS[1:2])])
+    again = responses_of([window(0), window(0)])
+    widths = [of.slope.ci_high - of.slope.value for of in (alone, both[0], again[0])]  # type: ignore[operator]
+    assert widths[0] < widths[1]
+    assert again[0].slope.num_blocks == 2 * alone.slope.num_blocks
+
+
+def test_delays_follow_the_step_and_the_size_of_the_set() -> None:
+    assert longest_delay_ms(100, 1) == 10
+    assert longest_delay_ms(100, 50) == 1
+    assert longest_delay_ms(0.1, 1) == 0.2
+    assert longest_delay_ms(1e6, 1) == 50

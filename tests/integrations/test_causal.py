@@ -1,0 +1,63 @@
+"""Causal windows in jobs of frameworks over Gloo: losses and weights have the bits of the job without the library."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks.report import record
+from tests.distributed import run_ranks
+from tests.toggling import at_night
+
+RANKS_LOAD = ("tests.integrations.parallel_jobs", "tests.integrations.deepspeed_jobs")
+STEPS = 68
+OPTIONS: dict[str, Any] = {
+    "causal": True, "first_step": 3, "every_n_steps": 32, "repeats": 2, "profiled_steps": 0, "max_overhead": None,
+    "advanced": {"spread": False}, "power": False, "strict": True,
+}  # fmt: skip
+STAGES = {"zero2": 2, "zero3": 3}
+
+
+def _digest(rank: int, job: str, folder: str) -> str:
+    """With causal windows if there is a folder for their record."""
+    from tests.integrations import deepspeed_jobs, parallel_jobs
+
+    if job in STAGES:
+        from overlap_callbacks.integrations.deepspeed import attach
+
+        of_zero = deepspeed_jobs.Training(rank, deepspeed_jobs.config(STAGES[job]))
+        monitor = attach(of_zero.engine, run_dir=folder, **OPTIONS) if folder else None
+        for _ in range(STEPS):
+            of_zero.step()
+        digest = of_zero.digest()
+    else:
+        training = parallel_jobs.Training(rank, getattr(parallel_jobs, job))
+        monitor = training.attach(run_dir=folder, sinks=None, **OPTIONS) if folder else None
+        for _ in range(STEPS):
+            training.step()
+        digest = training.digest()
+    if monitor is not None:
+        monitor.close()
+    return digest
+
+
+def _both(rank: int, job: str, folder: str) -> tuple[str, str]:
+    if job in STAGES:
+        from tests.integrations import deepspeed_jobs
+
+        deepspeed_jobs.set_up(rank)
+    return _digest(rank, job, ""), _digest(rank, job, folder)
+
+
+@pytest.mark.parametrize("job", at_night(["ddp", "fsdp2", "zero2", "zero3", "fsdp1"], ["zero2", "fsdp1"]))
+def test_training_with_delays_has_the_same_bits(job: str, tmp_path: Path) -> None:
+    if job in STAGES and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    for plain, delayed in run_ranks(_both, 2, job, str(tmp_path), timeout_s=120):
+        assert plain == delayed
+    (window,) = record.read(tmp_path).causal
+    assert window.trial.delay_ms > 0
+    assert set(window.levels) == {0, 1, 2}

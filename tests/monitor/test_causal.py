@@ -1,0 +1,84 @@
+"""Causal windows in jobs whose slack is set by construction: compute is sleep, and collectives are Gloo's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.analysis.causal import Verdict, levels_of, responses_of
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.report import record
+from overlap_callbacks.sinks import JsonlSink
+from tests.distributed import run_ranks
+
+RANKS_LOAD = ("torch",)
+STEP_S, EVERY, WINDOWS = 0.1, 42, 6
+SCHEDULE: dict[str, Any] = {"first_step": 4, "every_n_steps": EVERY, "repeats": 2, "profiled_steps": 0, "spread": False}
+
+
+def _step(blocking: torch.Tensor, slack: torch.Tensor) -> list[float]:
+    """Waits for the one before compute, and for the other after more compute than any delay."""
+    blocking.fill_(1.0)
+    slack.fill_(2.0)
+    gathered = torch.empty(2 * len(blocking))
+    late = dist.all_reduce(slack, async_op=True)
+    dist.all_gather_into_tensor(gathered, blocking, async_op=True).wait()
+    time.sleep(STEP_S)
+    late.wait()
+    return [float(gathered.sum()), float(slack.sum())]
+
+
+def _train(rank: int, folder: str) -> list[list[float]]:
+    tensors = torch.zeros(64), torch.zeros(64)
+    monitor = OverlapMonitor(
+        Schedule(**SCHEDULE), [JsonlSink(folder)], causal=True, max_overhead=None, power=False, strict=True
+    )
+    numbers = []
+    for step in range(SCHEDULE["first_step"] + WINDOWS * EVERY):
+        monitor.step_begin(step)
+        numbers.append(_step(*tensors))
+        monitor.step_end()
+    monitor.close()
+    deadline_s = time.monotonic() + 30
+    while any(thread.name == "overlap-callbacks-delays" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return numbers
+
+
+@pytest.mark.alone
+def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
+    for numbers in run_ranks(_train, 2, str(tmp_path), timeout_s=120):
+        assert numbers == [[128.0, 256.0]] * len(numbers)
+    found = record.read(tmp_path)
+    # Every second window: first all, then each half.
+    assert [window.window for window in found.causal] == [1, 3, 5]
+    assert [len(window.trial.members) for window in found.causal] == [2, 1, 1]
+    assert len(found.windows) == 3
+    for window in found.causal:
+        assert window.levels == levels_of(len(window.levels), window.window)
+        assert window.missed == 0
+    alone = {of.trial.members[0].operator: of for of in responses_of(found.causal) if of.alone}
+    blocking, slack = alone["_allgather_base_"], alone["allreduce_"]
+    assert blocking.slope.value > slack.slope.value
+    assert blocking.verdict is not Verdict.SLACK
+    assert slack.verdict is not Verdict.BLOCKING
+
+
+def test_options_that_leave_no_causal_window_are_refused() -> None:
+    with pytest.raises(ValueError, match="neither decide nor control"):
+        MonitorConfig(causal=True, schedule=Schedule(control=True))
+    with pytest.raises(ValueError, match="every_n_steps of at least 13, got 12"):
+        MonitorConfig(
+            causal=True, schedule=Schedule(every_n_steps=12, repeats=1, profiled_steps=0, warmup_steps=0, spread=False)
+        )
+    with pytest.raises(TypeError, match="causal"):
+        MonitorConfig(causal=1)  # type: ignore[arg-type]

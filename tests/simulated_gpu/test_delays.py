@@ -1,0 +1,108 @@
+"""A delay lengthens one collective alone: by the device's log compute goes on at once. Results have the same bits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks.gate.gate import Gate
+from tests.distributed import run_ranks
+from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.parameters import Parameters
+from tests.simulated_gpu.test_waits import host_ahead
+from tests.simulated_gpu.truth import DeviceLog, StepTruth
+
+DELAY_MS = 7.0
+SLIGHT_NS = 2e5  # some launches
+# A product takes 4 ms, the collective 2.
+TIMES = {"rules": "gemm=4000", "collective_us": 2000, "kernel_us": 10}
+Job = Callable[[torch.device], Callable[[], torch.Tensor]]
+
+
+def _asynchronous(device: torch.device) -> Callable[[], torch.Tensor]:
+    """An all-reduce on the communicator's stream, and two products beside it."""
+    numbers, gradient = torch.ones(64, 64, device=device), torch.ones(64, device=device)
+
+    def step() -> torch.Tensor:
+        torch.add(numbers[0], dist.get_rank(), out=gradient)
+        work = dist.all_reduce(gradient, async_op=True)
+        beside = (numbers @ numbers) @ numbers
+        work.wait()
+        return beside[0] + gradient
+
+    return step
+
+
+def _own_stream(device: torch.device) -> Callable[[], torch.Tensor]:
+    """The same on a stream of the job's, as FSDP2 communicates."""
+    numbers, gradient = torch.ones(64, 64, device=device), torch.ones(64, device=device)
+    compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def step() -> torch.Tensor:
+        torch.add(numbers[0], dist.get_rank(), out=gradient)
+        side.wait_stream(compute)
+        with torch.cuda.stream(side):
+            dist.all_reduce(gradient)
+        beside = (numbers @ numbers) @ numbers
+        compute.wait_stream(side)
+        return beside[0] + gradient
+
+    return step
+
+
+JOBS: dict[str, Job] = {"asynchronous": _asynchronous, "own stream": _own_stream}
+
+
+def _run(rank: int, parameters: Parameters) -> tuple[int, dict[str, tuple[list[int], list[list[float]], list[float]]]]:
+    found = {}
+    with on_device(rank, parameters) as device:
+        dist.all_reduce(torch.ones(1, device=device))
+        for name, job in JOBS.items():
+            gate = Gate()
+            gate.register()
+            step, begun, numbers, measured = job(device), [], [], []
+            for delay_ms in (None, 0.0, DELAY_MS):
+                delays = None if delay_ms is None else {("allreduce_", dist.group.WORLD.group_name, 0): delay_ms}  # type: ignore[union-attr]
+                with host_ahead():
+                    begun.append(time.monotonic_ns())
+                    gate.begin_step(sequential=False, compute_stream=torch.cuda.current_stream(), delays_ms=delays)
+                    result = step()
+                    log = gate.end_step()
+                    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+                assert gate.last_error is None
+                numbers.append(result.tolist())
+                measured += [start.elapsed_time(end) for start, end in log.delays]  # type: ignore[misc, union-attr]
+            gate.close()
+            found[name] = ([*begun, time.monotonic_ns()], numbers, measured)
+    return os.getpid(), found
+
+
+def _ends(step: StepTruth) -> tuple[int, int, int, int]:
+    """From a step's first kernel on: the ends of its products, the begin and the end of its collective, its own end."""
+    compute = [task for task in step.of_class("compute") if "spin" not in task.name]
+    first, (collective,) = compute[0].start, step.of_class("communication")
+    products = max(task.end for task in compute if "gemm" in task.name)
+    return products - first, collective.start - first, collective.end - first, step.end - first
+
+
+def test_a_delay_lengthens_the_collective_alone_and_changes_no_bit(tmp_path: Path) -> None:
+    told = Parameters(computes=True, stall_s=30, log=tmp_path / "log", **TIMES)  # type: ignore[arg-type]
+    for process, found in run_ranks(_run, 2, told, backend="", timeout_s=120):
+        log = DeviceLog.read(tmp_path / "log", process)
+        for name, (begun, numbers, measured) in found.items():
+            assert repr(numbers[0]) == repr(numbers[1]) == repr(numbers[2]), name
+            assert "nan" not in repr(numbers)
+            plain, undelayed, delayed = map(_ends, log.steps(begun))
+            assert measured[1] == pytest.approx(DELAY_MS, abs=SLIGHT_NS / 1e6)
+            # Compute goes on at once, the collective begins later.
+            assert undelayed[:2] == pytest.approx(plain[:2], abs=SLIGHT_NS)
+            assert delayed[:2] == pytest.approx((plain[0], plain[1] + DELAY_MS * 1e6), abs=SLIGHT_NS)
+            # The step ends with whichever comes last, however late the other rank was.
+            for products, _, collective, end in (plain, undelayed, delayed):
+                assert end == pytest.approx(max(products, collective), abs=SLIGHT_NS)
