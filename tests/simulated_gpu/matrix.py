@@ -118,6 +118,13 @@ WAYS = {
     "AllowTF32": Way(arm=arms.AllowTF32),
     "Arm": Way(arm=_own_arm),
 }
+# Arms that one kind of job alone can have: in a test of its own, without a column in the table.
+OF_ONE = {
+    "SharedReduceScatter": Way(arm=arms.SharedReduceScatter),
+    "ZeroLiveParameters": Way(arm=lambda: arms.ZeroLiveParameters(4 * 32 * 32)),
+}
+ALL_WAYS = {**WAYS, **OF_ONE}
+ALL_FRAMEWORKS = {**FRAMEWORKS, "FSDP2 with two groups": Framework("fsdp2 two groups")}
 
 # Arms that a job cannot have, with words of the sentence in which the library says so.
 _NOT_SHARDED = "the model has no module that fully_shard has sharded"
@@ -188,9 +195,9 @@ def train(rank: int, name: str, ways: list[str], parameters: Parameters, folder:
             began = time.monotonic()
             place = Path(folder, way)
             try:
-                notes = _trained(FRAMEWORKS[name].kind, rank, device, WAYS[way], place)
+                notes = _trained(ALL_FRAMEWORKS[name].kind, rank, device, ALL_WAYS[way], place)
             except (ValueError, RuntimeError) as error:
-                if WAYS[way].arm is None or "cannot compute" in str(error):
+                if ALL_WAYS[way].arm is None or "cannot compute" in str(error):
                     raise
                 runs.append(Run(refused=str(error)))
                 continue
@@ -273,7 +280,7 @@ def run(name: str, ranks: int, ways: list[str], folder: Path) -> list[list[Run]]
         ways: the first is ``absent``.
         folder: for records and logs.
     """
-    parameters = {**TIMES, **FRAMEWORKS[name].parameters}
+    parameters = {**TIMES, **ALL_FRAMEWORKS[name].parameters}
     told = Parameters(computes=True, log=folder / "log", stall_s=30, devices=ranks, **parameters)
     return run_ranks(train, ranks, name, ways, told, str(folder), backend="", timeout_s=400)
 
@@ -325,7 +332,7 @@ def check(name: str, ranks: int, ways: list[str], found: list[list[Run]], folder
 
 def _differences(way: str, of_way: list[Run], absent: list[Run]) -> Iterator[str]:
     """Where numbers are not those without the library, or modes and arms not those asked for."""
-    arm = None if WAYS[way].arm is None else WAYS[way].arm()  # type: ignore[misc]
+    arm = None if ALL_WAYS[way].arm is None else ALL_WAYS[way].arm()  # type: ignore[misc]
     for rank, (one, without) in enumerate(zip(of_way, absent, strict=True)):
         if one.digest != without.digest and (arm is None or arm.equal_results):
             pairs = zip(one.losses, without.losses, strict=True)
@@ -352,7 +359,7 @@ def _overlaps(name: str, of_way: list[Run], logs: list[DeviceLog]) -> Iterator[s
     if most > 0:
         yield f"compute beside communication in sequential steps, for {most:.3f} ms"
     overlapped = hidden[Mode.OVERLAPPED]
-    if FRAMEWORKS[name].overlaps and len(overlapped) > STEPS // 2 and not any(overlapped):
+    if ALL_FRAMEWORKS[name].overlaps and len(overlapped) > STEPS // 2 and not any(overlapped):
         yield "no overlap in overlapped steps"
 
 
@@ -363,7 +370,7 @@ def _figures(name: str, ranks: int, of_way: list[Run], logs: list[DeviceLog], fo
     if not window.valid:
         yield f"the window is not valid: {window.problems}"
         return
-    framework = FRAMEWORKS[name]
+    framework = ALL_FRAMEWORKS[name]
     if framework.has_shares:
         logs = of_one_transfer(logs)
     case = Case(framework.kind, ranks, host_ahead=False, parameters={**TIMES, **framework.parameters})

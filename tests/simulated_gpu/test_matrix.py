@@ -42,6 +42,18 @@ def test_numbers_are_the_same_sequential_steps_do_not_overlap_and_figures_equal_
     assert {way: one.problems for way, one in checked.items() if one.problems} == {}
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "way"), [("FSDP2 with two groups", "SharedReduceScatter"), ("ZeRO-3", "ZeroLiveParameters")]
+)
+def test_arms_of_one_kind_of_job_change_no_number(name: str, way: str, tmp_path: Path) -> None:
+    found = matrix.run(name, 2, ["absent", way], tmp_path)
+    checked = matrix.check(name, 2, ["absent", way], found, tmp_path)
+    assert {of: (one.cell[:1], one.problems) for of, one in checked.items()} == {
+        of: (Table.SAME, []) for of in ("absent", way)
+    }
+
+
 def test_the_table_says_of_each_way_whether_it_ran_or_why_it_is_refused() -> None:
     table = Table.read()
     assert set(table.rows) <= set(JOBS)
