@@ -109,7 +109,8 @@ def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -
         for row in sums.names
         for code in [name_code(row.collective, row.place)]
     ]
-    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(map(_reported, places)), tuple(names))
+    by_place = [_reported(row) for row in places]
+    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(by_place), tuple(names))
 
 
 def _reported(row: ExposedSum) -> ExposedCollective:

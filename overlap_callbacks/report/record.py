@@ -393,10 +393,11 @@ def _whole_window(start: int, line: bytes) -> tuple[OverlapReport, None]:
     return decode_window(line), None
 
 
-def _kind_of(line: bytes) -> Any:
+def _kind_of(line: bytes) -> str:
     if line.startswith(_WINDOW):
         return "window"
-    return _decode_head(line).record
+    kind = _decode_head(line).record
+    return kind if isinstance(kind, str) else ""
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:

@@ -78,6 +78,7 @@ def test_the_parts_of_the_default_windows_and_where_the_first_ones_lie():
         Part.AROUND: [*range(36, 60), *range(108, 132)],
         Part.TIMED: [*range(60, 108)],
         Part.LONG: [],
+        Part.DELAYED: [],
         Part.PROFILED: [*range(132, 148)],
     }
 
