@@ -21,6 +21,7 @@ from overlap_callbacks.gate.delays import _DelayedWork
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from tests.distributed import run_ranks
+from tests.simulated_gpu.left_out import Wait
 
 RANKS_LOAD = ("torch",)
 DELAY_MS, STEPS = 20.0, 4
@@ -150,6 +151,26 @@ def test_a_delayed_work_is_complete_so_much_later() -> None:
     assert time.monotonic() - began_s >= 0.2
     assert work.is_completed()
     assert work.get_future().value() == [torch.ones(1)]
+
+
+def test_synchronizing_a_delayed_work_waits_for_its_end() -> None:
+    real = _Real()
+    work = _DelayedWork(real, 200)
+    real.future.set_result([torch.ones(1)])
+    work.synchronize()
+    assert work.is_completed()
+
+
+@pytest.mark.parametrize(
+    ("where", "fails"),
+    [
+        ("_DelayedWork.wait", test_a_delayed_work_is_complete_so_much_later),
+        ("_DelayedWork.synchronize", test_synchronizing_a_delayed_work_waits_for_its_end),
+    ],
+)
+def test_a_wait_that_is_left_out_fails_a_test(where: str, fails: Callable[[], None]) -> None:
+    with Wait(where).left_out(delays), pytest.raises(AssertionError):
+        fails()
 
 
 def test_an_error_of_the_collective_comes_at_once_and_is_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.gate import delays as delays_module
 from overlap_callbacks.gate.gate import Gate
 from tests.distributed import run_ranks
 from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.left_out import Wait, host_ahead
 from tests.simulated_gpu.parameters import Parameters
-from tests.simulated_gpu.test_waits import host_ahead
 from tests.simulated_gpu.truth import DeviceLog, StepTruth
 
 DELAY_MS = 7.0
@@ -59,9 +61,13 @@ def _own_stream(device: torch.device) -> Callable[[], torch.Tensor]:
 JOBS: dict[str, Job] = {"asynchronous": _asynchronous, "own stream": _own_stream}
 
 
-def _run(rank: int, parameters: Parameters) -> tuple[int, dict[str, tuple[list[int], list[list[float]], list[float]]]]:
+def _run(
+    rank: int, parameters: Parameters, without: str = ""
+) -> tuple[int, dict[str, tuple[list[int], list[list[float]], list[float]]]]:
+    """Train with delays; ``without`` a wait of theirs."""
     found = {}
-    with on_device(rank, parameters) as device:
+    left_out = Wait(without).left_out(delays_module) if without else contextlib.nullcontext()
+    with on_device(rank, parameters) as device, left_out:
         dist.all_reduce(torch.ones(1, device=device))
         for name, job in JOBS.items():
             gate = Gate()
@@ -81,6 +87,13 @@ def _run(rank: int, parameters: Parameters) -> tuple[int, dict[str, tuple[list[i
             gate.close()
             found[name] = ([*begun, time.monotonic_ns()], numbers, measured)
     return os.getpid(), found
+
+
+def test_the_wait_of_a_delay_shows_in_the_numbers_when_it_is_left_out(tmp_path: Path) -> None:
+    told = Parameters(computes=True, stall_s=30, log=tmp_path / "log", **TIMES)  # type: ignore[arg-type]
+    for _, found in run_ranks(_run, 2, told, "StepDelays._on_device", backend="", timeout_s=120):
+        numbers = found["asynchronous"][1]
+        assert repr(numbers[0]) != repr(numbers[1])
 
 
 def _ends(step: StepTruth) -> tuple[int, int, int, int]:

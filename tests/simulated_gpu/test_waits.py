@@ -33,7 +33,8 @@ from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.left_out import ByJob, Ran, Shown, Wait, host_ahead, waits_of
 from tests.simulated_gpu.parameters import Parameters
 
-GATE = Path(gate_module.__file__).parent
+# Waits for delayed collectives are left out in ``test_delays.py`` and in ``tests/gate/test_delays.py``.
+WAITS = waits_of(Path(gate_module.__file__).parent, without="delays.py")
 # Waits on the host, and a test that fails without each.
 ON_HOST: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "HostSerialiser._wait": lambda _: (
@@ -245,7 +246,7 @@ LEFT_OUT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "nothing": contextlib.nullcontext,
     "nothing, without the valve": _without_valve,
     "nothing, and collectives are not timed": functools.partial(_patched, serialiser, "MAX_TIMED", 0),
-    **{wait.name: functools.partial(wait.left_out, *MODULES) for wait in waits_of(GATE) if wait.where not in ON_HOST},
+    **{wait.name: functools.partial(wait.left_out, *MODULES) for wait in WAITS if wait.where not in ON_HOST},
     FOR_WORK.name: functools.partial(_without_valve, FOR_WORK),
     **STREAMS,
     **VALVE,
@@ -331,7 +332,7 @@ def test_a_wait_that_the_gate_takes_over_shows_in_the_numbers_when_it_is_left_ou
 
 
 def test_every_wait_of_the_gate_is_left_out_once() -> None:
-    assert {wait.name for wait in waits_of(GATE)} == {name for name in (*OVERLAPS, *ON_HOST) if "." in name}
+    assert {wait.name for wait in WAITS} == {name for name in (*OVERLAPS, *ON_HOST) if "." in name}
 
 
 @pytest.mark.parametrize("where", ON_HOST)
