@@ -52,11 +52,15 @@ class Entry(NamedTuple):
 
     @property
     def held(self) -> bool | None:
-        """Whether the interval of what was saved overlaps the predicted one; None without an interval."""
+        """Whether the interval of what was saved overlaps the predicted one; None if it is not known well enough.
+
+        An interval wider than the predicted one would overlap almost any prediction.
+        """
         found, said = self.saved_ms, self.prediction
         if found is None or found.ci_low is None or found.ci_high is None:
             return None
-        return found.ci_low <= said.high_ms and found.ci_high >= said.low_ms
+        overlaps = found.ci_low <= said.high_ms and found.ci_high >= said.low_ms
+        return None if overlaps and found.ci_high - found.ci_low > said.high_ms - said.low_ms else overlaps
 
 
 class Tally(NamedTuple):
@@ -246,7 +250,10 @@ def headline(entries: Sequence[Entry]) -> str:
     if not entries:
         return "The advice on these runs predicts nothing."
     if not found.tried:
-        return f"{count(len(entries), 'prediction')}, and none was tried: no arm, overlap tune or later run does that."
+        many = count(len(entries), "prediction")
+        if any([entry.tried_by for entry in entries]):
+            return f"{many}, and what those that were tried saved is known less well than they say: not enough data."
+        return f"{many}, and none was tried: no arm, overlap tune or later run does that."
     bad = [f"{topic} {one.held} of {one.tried}" for topic, one in by_topic(entries).items() if one.is_bad]
     seldom = f" Fewer than could be by chance: {', '.join(bad)}." if bad else ""
     return f"{found.held} of {found.tried:,} tried predictions held.{seldom}"
@@ -263,11 +270,11 @@ def document(entries: Sequence[Entry]) -> Document:
         Column("*Advice", lambda entry: entry.prediction.topic),
         Column("*Predicted", lambda entry: _predicted(entry.prediction)),
         Column("*Saved", lambda entry: _measured(entry.saved_ms)),
-        Column("*Held", lambda entry: {True: "yes", False: "no", None: "no interval"}[entry.held]),
+        Column("*Held", lambda entry: {True: "yes", False: "no", None: "not enough data"}[entry.held]),
         Column("*Tried by", lambda entry: one_line(entry.tried_by.removeprefix(folder))),
         Column("*Predicted by", lambda entry: one_line(entry.run.removeprefix(folder))),
         caption="What the change saves of a step where it was predicted, with 95% intervals. A prediction holds if "
-        "they overlap.",
+        "they overlap and the measured one is no wider.",
         sorts=False,
     )
     blocks: list[Any] = [table] if tried else []
