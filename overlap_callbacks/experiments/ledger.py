@@ -59,8 +59,9 @@ class Entry(NamedTuple):
         found, said = self.saved_ms, self.prediction
         if found is None or found.ci_low is None or found.ci_high is None:
             return None
-        overlaps = found.ci_low <= said.high_ms and found.ci_high >= said.low_ms
-        return None if overlaps and found.ci_high - found.ci_low > said.high_ms - said.low_ms else overlaps
+        if found.ci_high - found.ci_low > said.high_ms - said.low_ms:
+            return None
+        return found.ci_low <= said.high_ms and found.ci_high >= said.low_ms
 
 
 class Tally(NamedTuple):

@@ -26,7 +26,8 @@ from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.race.ballot import KEEP, Ballot, Vote
 
 # Maximum time that the training thread waits at the step from which the arm holds, once for the others' votes and once
-# for the store's answer. The votes have had the time since the ruling. Shorter after a wait in vain.
+# for the store's answer. The votes have had the time since the ruling, so after a wait in vain they get less. The
+# store's answer does not: a rank that does not know it would go another way than the others.
 _PATIENCE_S, _SHORT_PATIENCE_S = 0.5, 0.02
 # How often a rank looks whether another has withdrawn; less often in a large job, whose store serves all ranks.
 _LOOK_S, _LOOKS_PER_S = 1.0, 100
@@ -133,7 +134,7 @@ class Keeping:
         assert self._arm is not None
         if not vote.done.wait(self._patience_s):
             vote.hurry()
-            vote.done.wait(self._patience_s)
+            vote.done.wait(_PATIENCE_S)
         decision = vote.decision
         self._patience_s = _PATIENCE_S if decision is not None and decision.agreed else _SHORT_PATIENCE_S
         if decision is None:

@@ -84,7 +84,7 @@ def test_a_later_run_with_that_change_alone_tries_a_prediction(tmp_path: Path, s
 
 def test_an_outcome_known_less_well_than_the_prediction_is_not_enough_data(tmp_path: Path) -> None:
     narrow = msgspec.structs.replace(BUCKETS, low_ms=19.9, high_ms=20.1)
-    for name, step_ms, held in (("like", 380.0, None), ("unlike", 340.0, False)):
+    for name, step_ms, held in (("like", 380.0, None), ("unlike", 340.0, None)):
         before = run(tmp_path / name / "before", job(1, bucket_mb=1), narrow)
         (entry,) = ledger([run(tmp_path / name / "after", job(2, bucket_mb=4), step_ms=step_ms), before])[-1:]
         assert entry.saved_ms is not None

@@ -116,7 +116,10 @@ class KeeperProcess:
         from overlap_callbacks.instruments.caps.drivers import find_driver
 
         self._process.kill()  # an unresponsive keeper must not change anything any more
-        self._process.wait()
+        try:
+            self._process.wait(self._answer_s)
+        except subprocess.TimeoutExpired:  # held in the driver: it cannot be followed, and nobody waits for it
+            raise CapError("the process that sets the caps does not end: the next cap restores them") from None
         journal = Journal(*self._journal)
         driver = find_driver()
         try:

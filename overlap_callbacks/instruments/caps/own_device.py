@@ -29,13 +29,18 @@ def device_for(caps: Caps) -> OwnDevice:
         if not uuid:
             raise CapError(f"the driver knows no GPU with the UUID {identity.uuid or 'unknown'}")
         check(driver, uuid, caps)
-        now_w = driver.power_limit_w(uuid)
-        if now_w == caps.power_w:
-            raise CapError(f"the power limit is {now_w:g} W already: nothing would change")
-        driver.set_power_limit(uuid, now_w)  # refused without the right to set one
+        own = _own(uuid)  # its keeper first puts back what a job that was killed left
+        try:
+            now_w = driver.power_limit_w(uuid)
+            if now_w == caps.power_w:
+                raise CapError(f"the power limit is {now_w:g} W already: nothing would change")
+            driver.set_power_limit(uuid, now_w)  # refused without the right to set one
+        except CapError:
+            own.end()
+            raise
     finally:
         driver.close()
-    return _own(uuid)
+    return own
 
 
 @functools.cache
@@ -65,6 +70,11 @@ class OwnDevice:
         if self._is_capped:
             self._is_capped = False
             self._ask(Request())
+
+    def end(self) -> None:
+        """End the keeper; the next ``device_for`` starts another one."""
+        _own.cache_clear()
+        self._keeper.end()
 
     def _ask(self, request: Request) -> None:
         try:
