@@ -216,12 +216,6 @@ def _fsdp2(rank: int, device: torch.device) -> Job:
     return _sharded(rank, device, dp=dist.get_world_size())
 
 
-def _fsdp2_two_groups(rank: int, device: torch.device) -> Job:
-    job = _fsdp2(rank, device)
-    job.model.set_separate_reduce_scatter_group()  # type: ignore[operator]
-    return job
-
-
 def _hsdp(rank: int, device: torch.device) -> Job:
     return _sharded(rank, device, replicas=2, shards=dist.get_world_size() // 2)
 
@@ -488,7 +482,6 @@ MAKERS: dict[str, Callable[[int, torch.device], Job]] = {
     "fsdp1": _fsdp1,
     "fsdp2": _fsdp2,
     "fsdp2 bf16": _fsdp2_bf16,
-    "fsdp2 two groups": _fsdp2_two_groups,
     "hsdp": _hsdp,
     "tensor": _tensor_parallel,
     "pipeline": _Pipeline,

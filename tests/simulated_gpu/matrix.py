@@ -124,6 +124,15 @@ OF_ONE = {
     "ZeroLiveParameters": Way(arm=lambda: arms.ZeroLiveParameters(4 * 32 * 32)),
 }
 ALL_WAYS = {**WAYS, **OF_ONE}
+
+
+def _two_groups(rank: int, device: torch.device) -> jobs.Job:
+    job = jobs.MAKERS["fsdp2"](rank, device)
+    job.model.set_separate_reduce_scatter_group()  # type: ignore[operator]
+    return job
+
+
+jobs.MAKERS["fsdp2 two groups"] = _two_groups
 ALL_FRAMEWORKS = {**FRAMEWORKS, "FSDP2 with two groups": Framework("fsdp2 two groups")}
 
 # Arms that a job cannot have, with words of the sentence in which the library says so.
