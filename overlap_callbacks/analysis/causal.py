@@ -170,7 +170,7 @@ def ranked(responses: Sequence[Response]) -> list[Response]:
 
 
 def next_trial(first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Response], step_ms: float) -> Trial | None:
-    """The set to test next: all of ``first`` (the longest exposed first), then halves of what is not cleared.
+    """The set to test next: all of ``first``, in this order, then halves of what is not cleared.
 
     Then inconclusive ones again. None once every collective is cleared or was tested alone often enough.
     """

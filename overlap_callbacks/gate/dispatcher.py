@@ -156,8 +156,7 @@ class _AtOwnKey(_Placement):
             except BaseException as error:
                 call = None
                 interrupts += (error,)
-                if observer is not None and observer.delays is not None:
-                    observer.delays.undo()
+                _undo_delay(observer)
             arguments += ((keyset & below, *args),)
             try:
                 for result in issue:
@@ -168,11 +167,16 @@ class _AtOwnKey(_Placement):
                         interrupts += (error,)
                     return result
             except BaseException:
-                if observer is not None and observer.delays is not None:
-                    observer.delays.undo()
+                _undo_delay(observer)
                 raise
 
         return _as_kernel(kernel)
+
+
+def _undo_delay(observer: CollectiveObserver | None) -> None:
+    """Make the issuing stream current again where a collective was not issued."""
+    if observer is not None and observer.delays is not None:
+        observer.delays.undo()
 
 
 def _is_marked() -> Callable[[str], Any]:
@@ -211,8 +215,7 @@ class _AtBackendSelect(_Placement):
                         call = observer.before_call(spec, args)
                 except BaseException as error:
                     interrupts += (error,)
-                    if observer.delays is not None:
-                        observer.delays.undo()
+                    _undo_delay(observer)
             arguments += ((keyset & below, *args),)
             try:
                 for result in issue:
@@ -223,8 +226,7 @@ class _AtBackendSelect(_Placement):
                             interrupts += (error,)
                     return result
             except BaseException:
-                if observer is not None and observer.delays is not None:
-                    observer.delays.undo()
+                _undo_delay(observer)
                 raise
 
         return _as_kernel(kernel)
