@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import platform
 import sys
 import tempfile
@@ -115,6 +116,20 @@ class _Watched(analysis.Decider):
         super().record_trial(name, extra_s, cost_s)
 
 
+class _WentBack(logging.Handler):
+    """Why a rank turned the kept arm off before the next window, with its step."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.step = 0
+        self.reasons: list[list[object]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "[OC143]" in text:
+            self.reasons.append([self.step, text.partition("next window: ")[2].removesuffix(" [OC143]")])
+
+
 def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
     """One rank's part of a job; without a folder, without the library, and without the sleep."""
     torch.set_num_threads(1)
@@ -130,7 +145,12 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
     arms: list[str] = []  # of each step
     kept: list[str] = []  # of each step outside windows
     known, window_s, began_s = Spending(), 0.0, time.monotonic()
+    went_back = _WentBack()
+    logger = logging.getLogger("overlap_callbacks")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(went_back)
     for step in range(STEPS):
+        went_back.step = step
         monitor.step_begin(step)
         within = monitor.in_window
         training.step()
@@ -144,7 +164,7 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
             window_s = 0.0
     monitor.close()
     return {
-        "digest": training.digest(), "arms": arms, "kept": kept, "left": steps.arm,
+        "digest": training.digest(), "arms": arms, "kept": kept, "left": steps.arm, "went_back": went_back.reasons,
         "training_s": time.monotonic() - began_s,
         "charged": [CHARGED.spent_s, CHARGED.dearest_s, CHARGED.over_s],
         "known": [known.spent_s, known.dearest_s, known.over_s],
@@ -167,6 +187,8 @@ def job(seed: int) -> dict[str, Any]:
         "wrong": _is_wrong(kind, first["kept"]),
         "identical": [rank["digest"] for rank in ranks] == [rank["digest"] for rank in plain],
         "alike": ranks[0]["arms"] == ranks[1]["arms"],
+        "unlike_steps": sum(one != other for one, other in zip(ranks[0]["arms"], ranks[1]["arms"], strict=True)),
+        "went_back": [rank["went_back"] for rank in ranks],
         "put_back": not any(rank["left"] for rank in ranks),
         "kept_steps": {arm: number for arm in ARMS_MS if (number := first["kept"].count(arm))},
         "chosen_at_step": next((step for step, arm in enumerate(first["kept"]) if arm), None),

@@ -4,18 +4,23 @@ Rank 0's ruling on a window names the arm. While the window goes on, every rank 
 is one entry of the store, so no two ranks read different ones. It holds from a step that all ranks know to the first
 step of the next window that opens, where all turn the arm off, and vote anew.
 
-A rank turns it on only if it has read, by that step, that all voted yes. A rank that does not know, or must go back
-sooner (an exception, an error, ``close()``), trains as configured and withdraws: a key of the store, for which the
-others look off the training path, and go back between two steps. So they may differ for some steps. Therefore an arm is
-kept only if every rank issues the same collectives in the same order with it as without: then ranks that differ train
-the same, and none waits for another in vain.
+A rank turns it on only if it has read, by that step, that all voted yes. Where rank 0 finds between windows that the
+arm no longer wins, it names a step some seconds ahead in the store, from which all train as configured: the others look
+for it off the training path. A rank that does not know, or must go back at once (an exception, an error, ``close()``),
+names the present step. Then, and where the machine or the store is too slow to answer in those seconds, ranks may
+differ for some steps. Therefore an arm is kept only if every rank issues the same collectives in the same order with it
+as without: then ranks that differ train the same, and none waits for another in vain.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
 from overlap_callbacks.gate.process_groups import SequenceNumbers
@@ -31,7 +36,11 @@ from overlap_callbacks.monitor.race.ballot import KEEP, Ballot, Vote
 _PATIENCE_S, _SHORT_PATIENCE_S = 0.5, 0.02
 # How often a rank looks whether another has withdrawn; less often in a large job, whose store serves all ranks.
 _LOOK_S, _LOOKS_PER_S = 1.0, 100
-_FAR = 2**62
+# How many looks ahead a step is announced from which all go back.
+_LOOKS_AHEAD = 4
+_SLOWER = "the job has slowed down by all that the arm wins"
+# Before any step; after all steps.
+_NOW, _FAR = -1, 2**62
 
 
 class _State(enum.Enum):
@@ -54,6 +63,7 @@ class Keeping:
         self._is_paused = False
         self._patience_s = _PATIENCE_S
         self._numbers: SequenceNumbers | None = None  # of collectives when the open step began, while it is on
+        self._turned_on = 0, 0.0  # at which step, and when
 
     @property
     def next_step(self) -> int:
@@ -83,10 +93,10 @@ class Keeping:
     def between_steps(self, step: int) -> None:
         """Turn what is to be turned before a step outside windows."""
         if self._state is _State.VOTING and step >= self._from_step:
-            self._resolve()
+            self._resolve(step)
         watch = self._watch
-        if self._state is _State.ON and watch is not None and watch.reason:
-            self._end(watch.reason, withdraw=not watch.is_told)
+        if self._state is _State.ON and watch is not None and step >= watch.last.step:
+            self._end(watch.last.reason, withdraw=not watch.last.is_told)
         if self._state is not _State.ON or self._arm is None:
             self._switch.turn(on=False)
             return
@@ -114,6 +124,14 @@ class Keeping:
         self._stop(withdraw=False)
         self._switch.turn(on=False)
 
+    def has_slowed(self, step: int) -> None:
+        """On rank 0: go back on all ranks at a step ahead, or where the next window opens, if that is sooner."""
+        if self._state is not _State.ON or self._watch is None:
+            return
+        first_step, since_s = self._turned_on
+        steps_per_s = max(1, step - first_step) / max(time.monotonic() - since_s, 1e-9)
+        self._watch.announce(step + math.ceil(_LOOKS_AHEAD * self._watch.interval_s * steps_per_s))
+
     def end(self, reason: str) -> None:
         """Go back before the next window: on all ranks, as soon as they know. The caller turns the switch."""
         if self._state is not _State.OFF:
@@ -126,7 +144,7 @@ class Keeping:
         if watch is not None:
             watch.forget()
 
-    def _resolve(self) -> None:
+    def _resolve(self, step: int) -> None:
         """Turn the arm on if all ranks voted for it; waits a bounded time for the votes."""
         vote, watch = self._vote, self._watch
         assert vote is not None
@@ -141,7 +159,7 @@ class Keeping:
             # The others may have read a yes.
             self._end("the job's store did not answer in time")
         elif decision.agreed:
-            self._state = _State.ON
+            self._state, self._turned_on = _State.ON, (step, time.monotonic())
             watch.start()
         else:
             self._say_off(decision.reason)
@@ -165,8 +183,19 @@ class Keeping:
             watch.stop(withdraw=withdraw)
 
 
+class _Last(NamedTuple):
+    """The step before which a rank goes back, and why."""
+
+    step: int
+    reason: str
+    is_told: bool  # all ranks know, or will
+
+
 class _Watch:
-    """Looks whether another rank has withdrawn, on two threads of its own: a call to the store may hang."""
+    """Looks whether another rank names a step to go back at, on two threads of its own: a call to the store may hang.
+
+    The key holds that step: one ahead, from rank 0, or ``_NOW`` from a rank that has gone back.
+    """
 
     def __init__(self, channel: StoreChannel, key: str) -> None:
         self._channel = channel
@@ -174,23 +203,32 @@ class _Watch:
         self._over = threading.Event()
         self._worker = Worker("overlap-callbacks-keep-store", lambda error: None)
         self._thread: threading.Thread | None = None
-        self._interval_s = max(_LOOK_S, channel.job.world_size / _LOOKS_PER_S)
-        self.reason = ""  # why this rank must go back; empty if it need not
-        self.is_told = False  # by another rank
-        self._has_withdrawn = False
+        self.interval_s = max(_LOOK_S, channel.job.world_size / _LOOKS_PER_S)
+        self._own = self._found = _Last(_FAR, "", is_told=False)
+        self._has_read = self._has_withdrawn = False
+
+    @property
+    def last(self) -> _Last:
+        return min(self._own, self._found)
 
     def start(self) -> None:
         """Begin to look. Raises RuntimeError if the system cannot start another thread."""
         self._thread = threading.Thread(target=self._run, name="overlap-callbacks-keep", daemon=True)
         self._thread.start()
 
+    def announce(self, step: int) -> None:
+        """Tell the others the step before which all go back; a rank that has gone back already goes first."""
+        if self._own.step == _FAR:
+            self._own = _Last(step, _SLOWER, is_told=True)
+            self._write(lambda: self._channel.set_if_absent(self._key, str(step).encode()))
+
     def stop(self, *, withdraw: bool) -> None:
         """Look no longer. ``withdraw``: tell the others to go back too, once the store answers."""
         self._over.set()
+        if withdraw:
+            self._has_withdrawn = True
+            self._write(lambda: self._channel.publish(self._key, str(_NOW).encode()))
         with contextlib.suppress(RuntimeError):  # the system cannot start another thread
-            if withdraw:
-                self._has_withdrawn = True
-                self._worker.submit(lambda: self._channel.publish(self._key, b"1"))
             self._worker.close(0.0)
 
     def forget(self) -> None:
@@ -198,19 +236,29 @@ class _Watch:
 
         It stays in the store if all ranks that see it are gone.
         """
-        if self.reason or (self._channel.job.rank == 0 and not self._has_withdrawn):
+        if not self._has_withdrawn and (self._has_read or self._channel.job.rank == 0):
             with contextlib.suppress(RuntimeError):
                 last = Worker("overlap-callbacks-keep-store", lambda error: None)
                 last.submit(lambda: self._channel.delete(self._key))
                 last.close(0.0)
 
+    def _write(self, task: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the system cannot start another thread
+            self._worker.submit(task)
+
     def _run(self) -> None:
-        while True:
+        while self._found.step != _NOW:
             try:
-                if self._worker.ask(lambda: self._channel.has(self._key), ANSWER_TIMEOUT_S):
-                    self.is_told = True
-                    self.reason = "another rank has gone back"
+                step = self._worker.ask(self._read, ANSWER_TIMEOUT_S)
             except (NoAnswerError, QuestionFailedError, RuntimeError):
-                self.reason = "the job's store does not answer"
-            if self.reason or self._over.wait(self._interval_s):
+                self._found = _Last(_NOW, "the job's store does not answer", is_told=False)
                 return
+            if step is not None:
+                self._found = _Last(step, "another rank has gone back" if step == _NOW else _SLOWER, is_told=True)
+            if self._over.wait(self.interval_s):
+                return
+
+    def _read(self) -> int | None:
+        message = self._channel.peek(self._key)
+        self._has_read = self._has_read or message is not None
+        return None if message is None else int(message)

@@ -404,7 +404,7 @@ class WindowRunner(StepRunner):
         session = self._slot.acquire()
         if session is not None:
             if session.deciding is not None and session.deciding.has_slowed(window):
-                self._keeping.end("the job has slowed down by all that the arm wins")
+                self._keeping.has_slowed(first_step)
             session.reporter.submit_left_out(window, first_step, self._skip.reason)
 
     def _close_unreported(self, window: _OpenWindow, reason: str, *, is_said: bool = False) -> None:

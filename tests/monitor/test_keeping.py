@@ -169,6 +169,33 @@ def test_a_rank_that_goes_back_takes_the_others_with_it(ranks: list[Rank], leave
     assert ranks[1 - leaver].is_off_soon()
 
 
+def test_where_it_no_longer_wins_all_go_back_before_the_same_step(ranks: list[Rank]) -> None:
+    turned_on(ranks)
+    ranks[0].keeping.has_slowed(FROM_STEP)
+    ranks[0].keeping.has_slowed(FROM_STEP + 1)  # changes nothing
+    watches = [rank.keeping._watch for rank in ranks]
+    wait_for(lambda: all(watch is not None and watch.last.step < 2**62 for watch in watches))
+    last = [watch.last.step for watch in watches if watch is not None]
+    assert last[0] == last[1] > FROM_STEP
+    assert all(rank.step(last[0] - 1) for rank in ranks)
+    assert not any(rank.step(last[0]) for rank in ranks)
+
+
+def test_a_rank_in_doubt_goes_back_before_the_step_that_was_named_and_takes_the_others_with_it(
+    ranks: list[Rank],
+) -> None:
+    turned_on(ranks)
+    ranks[1].keeping.end("an exception")
+    ranks[0].keeping.has_slowed(FROM_STEP + 10**6)
+    assert ranks[0].is_off_soon()
+
+
+def test_a_step_that_is_no_number_turns_it_off(ranks: list[Rank]) -> None:
+    turned_on(ranks)
+    ranks[0].channel.publish("keep/ruling", b"soon")
+    assert all(rank.is_off_soon() for rank in ranks)
+
+
 def test_a_silent_store_turns_it_off(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping_module, "ANSWER_TIMEOUT_S", 0.1)
     turned_on(ranks)
