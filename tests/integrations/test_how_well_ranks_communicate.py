@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from overlap_callbacks.analysis.results.arrivals import Arrivals
 from overlap_callbacks.cli import main
 from overlap_callbacks.integrations import megatron, pytorch
 from overlap_callbacks.report import record, write_page
@@ -29,7 +30,9 @@ OPTIONS: dict[str, Any] = {
     "every_n_steps": 20, "first_step": 2, "repeats": 2, "steps_per_block": 2, "warmup_steps": 0, "strict": True,
     "max_overhead": None,
 }  # fmt: skip
-LATE_RANK, LATE_MS = 1, 100.0  # far longer than a busy machine takes for a transfer
+LATE_RANK, LATE_MS = 1, 100.0
+# In a step the two others wait for about this, of three ranks. What else they wait for depends on the machine.
+KNOWN_MS = 0.8 * LATE_MS * 2 / 3
 STEPS, MEGATRON_STEPS = 41, 34  # two windows, and one with a profile
 
 
@@ -79,11 +82,24 @@ def test_the_late_rank_is_named_and_sure_and_the_others_wait_for_about_what_it_i
     assert calls.num_steps == 8
     waited_ms = first.last * first.waiting_ms / (2 * calls.num_steps)
     assert waited_ms > 0.8 * LATE_MS
-    assert found.fraction > 0.5
     metrics = with_a_late_rank.windows[0].metrics()
     assert metrics["straggler/rank"] == LATE_RANK
-    assert metrics["straggler/lost_fraction"] > 0.5
-    assert metrics["comm/waiting_fraction"] > 0.5
+    waiting_ms, transfer_ms = _times_of_a_step(calls)
+    assert waiting_ms >= KNOWN_MS
+    assert metrics["comm/waiting_fraction"] == pytest.approx(waiting_ms / (waiting_ms + transfer_ms))
+    assert metrics["straggler/lost_fraction"] >= KNOWN_MS / (waiting_ms + transfer_ms)
+    both = [_times_of_a_step(window.arrivals) for window in with_a_late_rank.windows if window.arrivals is not None]
+    assert found.fraction == pytest.approx(sum(waiting for waiting, _ in both) / sum(map(sum, both)))
+
+
+def _times_of_a_step(arrivals: Arrivals) -> tuple[float, float]:
+    """Waiting and transfer of a step's collectives, mean over ranks."""
+    rows = arrivals.dimensions
+    waiting_ms, transfer_ms = (
+        sum(row.calls * row.waiting_ms for row in rows),
+        sum(row.calls * row.transfer_ms for row in rows),
+    )
+    return waiting_ms / arrivals.num_steps, transfer_ms / arrivals.num_steps
 
 
 def test_transfers_are_without_the_waiting_and_have_the_sizes_of_the_buckets(with_a_late_rank: Record) -> None:
@@ -93,10 +109,11 @@ def test_transfers_are_without_the_waiting_and_have_the_sizes_of_the_buckets(wit
     assert len({row.transfer.size for row in found.rows}) >= 2
     for row in found.rows:
         assert row.transfer.reach == "one host"
-        assert row.transfer_ms < LATE_MS
         assert row.peak_fraction is None
-    slowest = max(row.transfer_ms for row in found.rows)
-    assert slowest < LATE_MS
+    transfers_ms = sum(row.transfer.calls * row.transfer_ms for row in found.rows)
+    known = [window.arrivals for window in with_a_late_rank.windows if window.arrivals is not None]
+    without_waiting_ms = sum(calls.num_steps * _times_of_a_step(calls)[1] for calls in known)
+    assert 0 < transfers_ms <= 1.01 * without_waiting_ms  # small messages have no bandwidth
 
 
 def test_commands_and_the_page_say_so(with_a_late_rank: Record, tmp_path: Path) -> None:
