@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import platform
 import sys
 import tempfile
@@ -37,6 +36,7 @@ import torch
 
 from overlap_callbacks.analysis import deciding as analysis
 from overlap_callbacks.gate.arms import Arm, BaseArm, Keep
+from overlap_callbacks.monitor import keeping
 from overlap_callbacks.monitor.background import deciding as background
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink
@@ -116,18 +116,19 @@ class _Watched(analysis.Decider):
         super().record_trial(name, extra_s, cost_s)
 
 
-class _WentBack(logging.Handler):
-    """Why a rank turned the kept arm off before the next window, with its step."""
+class WentBack:
+    """Why a rank turned the kept arm off before the next window, with its step: rank 0 alone logs it."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
         self.step = 0
         self.reasons: list[list[object]] = []
+        say_off = keeping.Keeping._say_off
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "[OC143]" in text:
-            self.reasons.append([self.step, text.partition("next window: ")[2].removesuffix(" [OC143]")])
+        def note(kept: keeping.Keeping, reason: str) -> None:
+            self.reasons.append([self.step, reason])
+            say_off(kept, reason)
+
+        keeping.Keeping._say_off = note  # type: ignore[method-assign]  # in this process, the rank's own
 
 
 def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
@@ -145,10 +146,7 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
     arms: list[str] = []  # of each step
     kept: list[str] = []  # of each step outside windows
     known, window_s, began_s = Spending(), 0.0, time.monotonic()
-    went_back = _WentBack()
-    logger = logging.getLogger("overlap_callbacks")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(went_back)
+    went_back = WentBack()
     for step in range(STEPS):
         went_back.step = step
         monitor.step_begin(step)
