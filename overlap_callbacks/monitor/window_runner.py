@@ -334,7 +334,8 @@ class WindowRunner(StepRunner):
                 self.abandon(ruling.reason)
 
     def _vote_to_keep(self, ruling: Ruling, window: _OpenWindow, from_step: int) -> None:
-        if ruling.keep:
+        # Without a step between this window and the next one, there is nothing to vote on.
+        if ruling.keep and from_step < self._schedule.next_window_step(window.marks.first_step + 1):
             session = window.session
             self._keeping.vote(session.channel, session.ballot, self.arms.named(ruling.keep), ruling.name, from_step)
 
