@@ -83,8 +83,8 @@ def _try(record: Recorder, kind: str, name: str, make: Callable[[], BaseArm]) ->
 
 
 def _torch_switches() -> tuple[object, ...]:
-    backends = torch.backends
-    return torch._C._get_sm_carveout_experimental(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
+    return torch._C._get_sm_carveout_experimental(), precision, torch.backends.cudnn.allow_tf32
 
 
 def _digest(job: Trained) -> str:

@@ -15,7 +15,8 @@ import torch
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.arm import ComparedArm
-from overlap_callbacks.gate.switches import AttributeSwitch, FunctionSwitch, RefusedError, Switch
+from overlap_callbacks.gate import tf32
+from overlap_callbacks.gate.switches import FunctionSwitch, RefusedError, Switch, expect_taken
 from overlap_callbacks.instruments import device
 
 # Adapters' offers: each makes the switch of an arm. Raises ValueError if this job's switch must not be turned.
@@ -159,8 +160,7 @@ class SmCarveout(BaseArm):
         def on() -> None:
             before[:] = [torch._C._get_sm_carveout_experimental()]
             torch._C._set_sm_carveout_experimental(self.num_sms)
-            if torch._C._get_sm_carveout_experimental() != self.num_sms:
-                raise RefusedError("torch did not take the carve-out of SMs [OC133]")
+            expect_taken("the carve-out of SMs", torch._C._get_sm_carveout_experimental() == self.num_sms)
 
         def off() -> None:
             while before:
@@ -218,13 +218,11 @@ class AllowTF32(BaseArm):
     def __init__(self, allowed: bool = True) -> None:
         self.allowed = _validation.flag("allowed", allowed)
         self.name = "allow_tf32" if allowed else "no_tf32"
-        self.line = f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {self.allowed}"
+        self.line = tf32.line(allowed)
 
     def switch(self, offers: Offers) -> Switch | None:
         _expect_cuda(self.name)
-        if all(backend.allow_tf32 == self.allowed for backend in _tf32_backends()):
-            raise ValueError(f"TF32 is {'allowed' if self.allowed else 'not allowed'} already: nothing would change")
-        return _TF32Switch(self.allowed)
+        return tf32.TF32Switch(self.allowed)
 
 
 class Prefetch(BaseArm):
@@ -387,26 +385,6 @@ def checked_decide(decide: Any, arms: Sequence[BaseArm], max_overhead: float | N
             "give a smaller budget or a larger max_overhead"
         )
     return decide if isinstance(decide, Keep) else RECOMMEND
-
-
-# -- the switches of arms that need nothing from a framework
-
-
-class _TF32Switch(AttributeSwitch):
-    name = "allow_tf32"
-    only_between_steps = False  # collectives do not depend on it, and the process goes on after the last step
-
-    def __init__(self, allowed: bool) -> None:
-        super().__init__()
-        self._allowed = allowed
-
-    def apply(self) -> None:
-        for backend in _tf32_backends():
-            self.set(backend, "allow_tf32", self._allowed)
-
-
-def _tf32_backends() -> tuple[Any, ...]:
-    return torch.backends.cuda.matmul, torch.backends.cudnn
 
 
 def _expect_cuda(name: str) -> None:

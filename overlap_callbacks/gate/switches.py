@@ -17,6 +17,12 @@ class RefusedError(RuntimeError):
     """A step or a switch that is refused by design: no error of the library."""
 
 
+def expect_taken(what: str, is_taken: bool) -> None:
+    """Raise RefusedError if torch has ignored its own setter."""
+    if not is_taken:
+        raise RefusedError(f"torch did not take {what} [OC133]")
+
+
 class Switch:
     """Interface of a switch. Both methods are called on the training thread, between steps.
 

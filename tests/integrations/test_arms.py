@@ -321,8 +321,11 @@ def test_an_arm_of_zero_is_not_put_back_in_the_middle_of_a_step_that_raised_and_
 
 def torch_switches() -> tuple[object, ...]:
     """What the arms of torch turn. Without a device they can be turned too; a job there does not feel it."""
-    backends = torch.backends
-    return torch._C._get_sm_carveout_experimental(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+    return (
+        torch._C._get_sm_carveout_experimental(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+    )
 
 
 def train_torch_arm(rank: int, name: str | None, how: str) -> dict[str, Any]:
@@ -330,7 +333,7 @@ def train_torch_arm(rank: int, name: str | None, how: str) -> dict[str, Any]:
         mock.patch("overlap_callbacks.gate.arms._expect_cuda"),
         mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(multi_processor_count=132)),
     ):
-        torch.backends.cuda.matmul.allow_tf32 = name == "no tf32"
+        torch.set_float32_matmul_precision("medium" if name == "no tf32" else "highest")
         training = Training(rank, jobs.ddp)
         training.step()
         before = torch_switches()
@@ -360,7 +363,7 @@ def train_torch_arm_in_each_way(rank: int, name: str) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize(
     ("name", "turned"),
-    [("tf32", (None, True, True)), ("no tf32", (None, False, False)), ("carve-out", (8, False, True))],
+    [("tf32", (None, "high", True)), ("no tf32", (None, "highest", False)), ("carve-out", (8, "highest", True))],
 )
 def test_an_arm_of_torch_is_turned_and_put_back_however_its_window_ends(
     name: str, turned: tuple[object, ...], plain_ddp: list[str]
@@ -368,7 +371,7 @@ def test_an_arm_of_torch_is_turned_and_put_back_however_its_window_ends(
     ranks = run_ranks(train_torch_arm_in_each_way, 2, name)
     for rank in ranks:
         for how, found in rank.items():
-            assert found["before"] == (None, name == "no tf32", True)
+            assert found["before"] == (None, "medium" if name == "no tf32" else "highest", True)
             assert found["seen"] == {found["before"], turned}
             assert found["after"] == found["before"]
             assert how == "whole" or found["now"] == found["before"]
