@@ -397,6 +397,10 @@ def _instead(chart: Chart) -> Iterator[RenderableType]:
         width = max(len(line["name"]) for line in chart.data["series"])
         for line in chart.data["series"]:
             yield _Bars(_plain(line["name"]).ljust(width), [point[2] for point in line["points"]])
+    elif chart.draw == "against" and chart.data.get("signed"):  # a family of arms
+        (family,) = chart.data["series"]
+        points = [f"{PAGE.percent(value, signed=True)} at {at:,.10g}" for at, _, value, *_ in family["points"]]
+        yield _text(f"{chart.title}: {', '.join(points)}")
 
 
 def _matrix(chart: Chart) -> RichTable:

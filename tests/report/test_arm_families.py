@@ -80,13 +80,22 @@ def test_arms_are_read_back_with_family_and_setting(tmp_path: Path) -> None:
 
 def test_a_family_is_drawn_as_a_curve_over_its_settings(tmp_path: Path) -> None:
     (section,) = arms(record_of(tmp_path))
-    curves = {block.data["x_label"]: block for block in section.blocks if isinstance(block, Chart) and block.in_table}
+    curves = {
+        block.data["x_label"]: block for block in section.blocks if isinstance(block, Chart) and block.draw == "against"
+    }
     assert set(curves) == {"prefetch", "power_cap"}
     ((line,),) = [curves["prefetch"].data["series"]]
     assert [point[0] for point in line["points"]] == [0, 1, 2, 4]
     for at, _, value, low, high in line["points"]:
         assert value == pytest.approx(DEPTHS[at], abs=0.003)
         assert low < value < high
+
+
+def test_a_terminal_has_the_settings_of_a_family_in_their_order(tmp_path: Path) -> None:
+    record_of(tmp_path)
+    shown = " ".join(CliRunner().invoke(main, ["show", str(tmp_path), "--all"]).output.split())
+    assert "Speed-up against prefetch: -2.1% at 0, +1.2% at 1, +3.4% at 2, +2.9% at 4" in shown
+    assert "Speed-up against power_cap: -13.8% at 400, -4.8% at 500, -1.0% at 600" in shown
 
 
 def test_energy_is_shown_against_time_with_the_front(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _curves(rows: list[ArmSummary]) -> list[Chart]:
             }  # fmt: skip
             title = page_text(f"Speed-up against {family}", 80)
             caption = "Above zero the setting wins over the job as configured. Whiskers are 95% intervals."
-            charts.append(Chart("against", title, data, caption, narrow=True, in_table=True))
+            charts.append(Chart("against", title, data, caption, narrow=True))
     return charts
 
 

@@ -57,9 +57,9 @@ TRANSFER_COLUMNS = ("operator", "dimension", "group_size", "reach", "size", "cal
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
 
 
-ARM_COLUMNS = ("arm", "windows", "equal_results", "speedup", "speedup_ci_low", "speedup_ci_high", "step_ms",
-               "configured_step_ms", "compute_slowdown", "exposed_comm_ms", "configured_exposed_comm_ms", "avg_w",
-               "configured_avg_w", "energy_per_step_j", "configured_energy_per_step_j", "peak_memory_bytes",
+ARM_COLUMNS = ("arm", "family", "setting", "windows", "equal_results", "speedup", "speedup_ci_low", "speedup_ci_high",
+               "step_ms", "configured_step_ms", "compute_slowdown", "exposed_comm_ms", "configured_exposed_comm_ms",
+               "avg_w", "configured_avg_w", "energy_per_step_j", "configured_energy_per_step_j", "peak_memory_bytes",
                "configured_peak_memory_bytes", "verdict")  # fmt: skip
 
 
@@ -75,6 +75,8 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
         speedup = row.speedup
         of_row = {
             "arm": row.arm.name,
+            "family": row.arm.family,
+            "setting": row.arm.setting,
             "windows": row.num_windows,
             "equal_results": row.arm.equal_results,
             "speedup_ci_low": None if speedup is None else speedup.ci_low,

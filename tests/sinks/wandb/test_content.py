@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.figure import Figure, Value
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -55,7 +56,8 @@ def test_arms_have_their_keys_and_a_table_at_the_end(tmp_path: Path) -> None:
     sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=tmp_path)
     sink.open(run_info())
     sink.log(window(0))
-    first, second = arm_window(1), arm_window(2)
+    arm = ComparedArm("prefetch_2_2", True, family="prefetch", setting=2.0)
+    first, second = [msgspec.structs.replace(arm_window(number), arm=arm) for number in (1, 2)]
     sink.log_arm(first)
     sink.log_arm(second)
     sink.close()
@@ -68,6 +70,7 @@ def test_arms_have_their_keys_and_a_table_at_the_end(tmp_path: Path) -> None:
     (table,) = run.tables("arm/arms")
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert {row["arm"]: row["windows"] for row in rows} == {"sequential": 1, "prefetch_2_2": 2}
+    assert {(row["family"], row["setting"]) for row in rows} == {("", None), ("prefetch", 2)}
     assert all(row["speedup"] is not None and row["verdict"] for row in rows)
 
 
