@@ -185,7 +185,8 @@ class PowerCap(BaseArm):
     def __init__(self, power_w: float) -> None:
         self.power_w = self.setting = _validation.positive("power_w", power_w)
         self.name = f"power_cap_{self.power_w:g}".replace(".", "_").replace("+", "")
-        self.line = f"nvidia-smi -pl {self.power_w:g}"
+        amd = f"amd-smi set --gpu all --power-cap {self.power_w:.0f}"  # which takes whole watts only
+        self.line = amd if torch.version.hip else f"nvidia-smi -pl {self.power_w:g}"
 
     def switch(self, offers: Offers) -> Switch | None:
         _expect_cuda(self.name)

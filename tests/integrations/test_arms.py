@@ -432,6 +432,20 @@ def test_settings_of_one_switch_are_a_family() -> None:
         assert (arm.facts.family, arm.facts.setting) == (family, setting)
 
 
+@pytest.mark.parametrize(
+    ("hip", "lines"),
+    [
+        (None, ["nvidia-smi -pl 350", "nvidia-smi -pl 350.5"]),
+        ("7.0.2", ["amd-smi set --gpu all --power-cap 350", "amd-smi set --gpu all --power-cap 350"]),
+    ],
+)
+def test_the_line_of_a_power_cap_is_the_vendors_command(
+    hip: str | None, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert [arms.PowerCap(power_w).line for power_w in (350, 350.5)] == lines
+
+
 def test_counts_and_flags_of_arms_are_checked() -> None:
     for make, words in (
         (lambda: arms.Prefetch(-1, 0), "forward must be at least 0"),

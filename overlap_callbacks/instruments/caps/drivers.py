@@ -61,7 +61,7 @@ _FREE, _CAPPED = "AUTO", "DETERMINISM"
 
 
 class AmdDriver(_Driver):
-    set_power = "amd-smi set --gpu {uuid} --power-cap {power_w:g}"
+    set_power = "amd-smi set --gpu {uuid} --power-cap {power_w:.0f}"  # which takes whole watts only
     free_clocks = "amd-smi reset --gpu {uuid} --perf-determinism"
 
     def __init__(self) -> None:
