@@ -5,6 +5,7 @@ The records in ``tutorial/`` are those of the runs that the text tells of, witho
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -83,6 +84,58 @@ def run_job(command: str, *more: str) -> list[str]:
     return "".join([rank.output for rank in found]).splitlines()
 
 
+# Runs the example of its first argument with the others, and notes each loss.
+NOTING = """
+import runpy
+import sys
+
+import torch
+
+backward = torch.Tensor.backward
+
+
+def noted(loss):
+    with open(f"losses-{torch.distributed.get_rank()}", "a") as file:
+        file.write(f"{loss.item().hex()}\\n")
+    backward(loss)
+
+
+torch.Tensor.backward = noted
+script, *sys.argv[1:] = sys.argv[1:]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def losses(folder: Path, *options: str, library: bool) -> list[str]:
+    """Those of each micro-batch of a job with these options, in ``folder``, rank after rank."""
+    folder.mkdir()
+    (folder / "noting.py").write_text(NOTING)
+    example = str(ROOT / "examples" / "micro_batches.py")
+    variables = {"CUDA_VISIBLE_DEVICES": ""} | ({} if library else {"OVERLAP_CALLBACKS": "off"})
+    with contextlib.chdir(folder):
+        run_script(folder / "noting.py", [example, *options, "--run-dir", "run"], 2, variables, PATIENCE_S)
+    assert (folder / "run").exists() is library
+    return [line for rank in range(2) for line in (folder / f"losses-{rank}").read_text().split()]
+
+
+@pytest.mark.slow
+def test_kept_activations_have_equal_losses(tmp_path: Path) -> None:
+    job = ["--defer", "--steps", "25"]
+    found = losses(tmp_path / "kept", *job, library=False)
+    assert len(found) == len(set(found)) == 2 * 4 * 25
+    assert losses(tmp_path / "recomputed", *job, "--recompute", "--decide", library=True) == found
+
+
+@pytest.mark.nightly
+def test_the_job_keeps_its_activations_and_its_losses(tmp_path: Path) -> None:
+    job = ["--defer", "--recompute", "--steps", "2000"]
+    decided = losses(tmp_path / "decided", *job, "--decide", library=True)
+    found = record.read(tmp_path / "decided" / "run").decision
+    assert found is not None
+    assert found.kept == "keep_activations"
+    assert losses(tmp_path / "without", *job, library=False) == decided
+
+
 def form_of(line: str) -> str:
     """A line without its numbers."""
     return _NUMBER.sub("#", re.sub(r"pytorch [^,]+", "pytorch #", line))
@@ -124,7 +177,8 @@ def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "defer-reductions" in [advice.topic for advice in found["before"].bottleneck().advice]
     assert found["compared"].arms
     decision = found["decided"].decision
-    assert decision is None or (decision.kept == "" and (decision.advised is None or decision.advised.arm == "defer"))
+    assert decision is not None
+    assert decision.kept == "keep_activations"
     for command, lines in SCREENS:
         if command.startswith("overlap "):
             result = invoke(*shlex.split(command)[1:])
