@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 import overlap_callbacks
-from overlap_callbacks.analysis.causal import Response, Verdict, levels_of, longest_delay_ms, next_trial, response_of
-from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+from overlap_callbacks.analysis.causal import Response, Verdict, levels_of, longest_delay_ms, next_set, response_of
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
 Array = npt.NDArray[np.float64]
 LAYERS, STEPS, NOISE, BLOCKING = 8, 36, 0.01, 0.9
@@ -98,12 +98,12 @@ class Job:
         delay_ms = longest_delay_ms(self.step_ms, len(members))
         return (self.takes(members, delay_ms) - self.step_ms) / delay_ms
 
-    def response(self, trial: Trial, kind: str, random: np.random.Generator, tests: int) -> Response:
+    def response(self, delayed: DelayedSet, kind: str, random: np.random.Generator, tests: int) -> Response:
         """What a window shows."""
         levels = levels_of(STEPS, int(random.integers(6)))
-        times = [self.takes(trial.members, trial.delay_ms * level / 2) for level in levels]
+        times = [self.takes(delayed.members, delayed.delay_ms * level / 2) for level in levels]
         noisy = tuple((np.array(times) * noise(kind, STEPS, random)).tolist())
-        window = CausalWindow(window=0, first_step=0, trial=trial, levels=levels, step_ms=noisy)
+        window = CausalWindow(window=0, first_step=0, delayed=delayed, levels=levels, step_ms=noisy)
         found = response_of([window], 1 - 0.05 / tests)
         assert found is not None
         return found
@@ -121,8 +121,8 @@ def row(kind: str, noisy: str, runs: int) -> dict[str, Any]:
     for _ in range(runs):
         job, family = Job(kind, random), []
         for key, truth in zip(KEYS, job.slopes, strict=True):
-            trial = Trial((key,), job.delay_ms)
-            one, together = (job.response(trial, noisy, random, tests) for tests in (1, LAYERS))
+            delayed = DelayedSet((key,), job.delay_ms)
+            one, together = (job.response(delayed, noisy, random, tests) for tests in (1, LAYERS))
             held += holds(one, truth)
             family.append(holds(together, truth))
             widths.append(one.slope.ci_high - one.slope.value)  # type: ignore[operator]
@@ -133,14 +133,14 @@ def row(kind: str, noisy: str, runs: int) -> dict[str, Any]:
         all_held += all(family)
         responses: list[Response] = []
         tested: set[tuple[DelayedCall, ...]] = set()
-        while (trial := next_trial([KEYS], responses, job.step_ms)) is not None:  # type: ignore[assignment]
-            if trial.members in tested:
+        while (delayed := next_set([KEYS], responses, job.step_ms)) is not None:  # type: ignore[assignment]
+            if delayed.members in tested:
                 break  # the rest is the same again
-            tested.add(trial.members)
-            responses.append(job.response(trial, noisy, random, 2 * LAYERS - 1))
+            tested.add(delayed.members)
+            responses.append(job.response(delayed, noisy, random, 2 * LAYERS - 1))
         windows += len(responses)
         cleared += sum(
-            truth >= BLOCKING and any(key in of.trial.members and of.verdict is Verdict.SLACK for of in responses)
+            truth >= BLOCKING and any(key in of.delayed.members and of.verdict is Verdict.SLACK for of in responses)
             for key, truth in zip(KEYS, job.slopes, strict=True)
         )
     count = runs * LAYERS

@@ -289,7 +289,7 @@ class RankZero:
                 steps=(),
                 quick=False,
                 tried="",
-                trial=None,
+                delayed=None,
             )
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE, MIN_BLOCKS, t_quantile
 from overlap_callbacks.analysis.sums import grouped
@@ -79,7 +79,7 @@ class Response:
         num_windows: of the set.
     """
 
-    trial: Trial
+    delayed: DelayedSet
     slope: Estimate
     slack_ms: Estimate | None
     levels_ms: tuple[float, ...]
@@ -88,11 +88,11 @@ class Response:
     @property
     def alone(self) -> bool:
         """Whether it is of a single collective."""
-        return len(self.trial.members) == 1
+        return len(self.delayed.members) == 1
 
     @property
     def label(self) -> str:
-        first, number = self.trial.members[0], len(self.trial.members)
+        first, number = self.delayed.members[0], len(self.delayed.members)
         return first.label if self.alone else f"{first.label} and {number - 1} more"
 
     @property
@@ -112,14 +112,14 @@ def response_of(windows: Sequence[CausalWindow], confidence: float = CONFIDENCE)
     for window in windows:
         blocks = _blocks(window.levels, window.step_ms)
         longer.append(blocks - blocks[:, :1])
-        slopes.append(longer[-1][:, -1] / window.trial.delay_ms)
+        slopes.append(longer[-1][:, -1] / window.delayed.delay_ms)
     of_blocks = np.concatenate(slopes) if slopes else np.zeros(0)
     if len(of_blocks) < MIN_BLOCKS:
         return None
-    trial = windows[-1].trial
+    delayed = windows[-1].delayed
     slope = _mean(of_blocks, confidence)
     means = np.concatenate(longer).mean(axis=0)
-    return Response(trial, slope, _slack_ms(slope, trial.delay_ms), tuple(means.tolist()), len(windows))
+    return Response(delayed, slope, _slack_ms(slope, delayed.delay_ms), tuple(means.tolist()), len(windows))
 
 
 def _blocks(levels: Sequence[int], step_ms: Sequence[float | None]) -> Floats:
@@ -159,7 +159,7 @@ def _slack_ms(slope: Estimate, delay_ms: float) -> Estimate | None:
 
 def responses_of(windows: Sequence[CausalWindow]) -> list[Response]:
     """The response of each set tested. Their intervals hold together, after each of a set's windows (``_error_of``)."""
-    by_set = grouped(windows, lambda window: window.trial.members)
+    by_set = grouped(windows, lambda window: window.delayed.members)
     found = [response_of(of, 1 - (1 - CONFIDENCE) * _error_of(len(of)) / len(by_set)) for of in by_set.values()]
     return [response for response in found if response is not None]
 
@@ -169,19 +169,21 @@ def ranked(responses: Sequence[Response]) -> list[Response]:
     return sorted(responses, key=lambda of: (not of.alone, -of.slope.value))
 
 
-def next_trial(first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Response], step_ms: float) -> Trial | None:
+def next_set(
+    first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Response], step_ms: float
+) -> DelayedSet | None:
     """The set to test next: all of ``first``, in this order, then halves of what is not cleared.
 
     Then inconclusive ones again. None once every collective is cleared or was tested alone often enough.
     """
-    known = {response.trial.members: response for response in responses}
+    known = {response.delayed.members: response for response in responses}
     waiting = [tuple(members) for members in first if members]
     unclear: list[Response] = []
     while waiting:
         members = waiting.pop(0)
         found = known.get(members)
         if found is None:
-            return Trial(members, longest_delay_ms(step_ms, len(members)))
+            return DelayedSet(members, longest_delay_ms(step_ms, len(members)))
         if len(members) > 1 and found.verdict is not Verdict.SLACK:
             half = (len(members) + 1) // 2
             waiting += [members[:half], members[half:]]
@@ -189,5 +191,5 @@ def next_trial(first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Res
             unclear.append(found)
     if not unclear:
         return None
-    again = min(unclear, key=lambda response: response.num_windows).trial.members
-    return Trial(again, longest_delay_ms(step_ms, len(again)))
+    again = min(unclear, key=lambda response: response.num_windows).delayed.members
+    return DelayedSet(again, longest_delay_ms(step_ms, len(again)))

@@ -14,7 +14,7 @@ import torch
 
 from overlap_callbacks.analysis.causal import LEVELS
 from overlap_callbacks.analysis.results.arm import ComparedArm
-from overlap_callbacks.analysis.results.causal import Trial
+from overlap_callbacks.analysis.results.causal import DelayedSet
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
@@ -69,7 +69,7 @@ class MeasuredWindow:
     meter: PowerMeter | None = None  # None if power is not measured
     compared_with: ComparedArm | None = None  # None for sequential steps
     tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
-    trial: Trial | None = None  # what the window delays, if it is a causal one
+    delayed: DelayedSet | None = None  # what the window delays, if it is a causal one
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)
@@ -226,10 +226,10 @@ class Window(MeasuredWindow):
         self._start = self.clock.mark()
 
     def _delays_ms(self, plan: Plan) -> dict[CallKey, float] | None:
-        if self.trial is None or plan.part is not Part.DELAYED:
+        if self.delayed is None or plan.part is not Part.DELAYED:
             return None
-        delay_ms = self.trial.delay_ms * plan.level / (LEVELS - 1)
-        return {member.key: delay_ms for member in self.trial.members}
+        delay_ms = self.delayed.delay_ms * plan.level / (LEVELS - 1)
+        return {member.key: delay_ms for member in self.delayed.members}
 
     def end_step(self) -> MeasuredStep:
         """Stop the step's instruments and keep its marks."""

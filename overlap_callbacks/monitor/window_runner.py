@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from overlap_callbacks.analysis.causal import levels_of
-from overlap_callbacks.analysis.results.causal import Trial
+from overlap_callbacks.analysis.results.causal import DelayedSet
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_note
@@ -90,7 +90,7 @@ class _OpenWindow:
         turned = not arm.arm.sequential
         self.marks.compare_with(arm.arm)
         if ruling.delayed is not None:
-            self.marks.trial = ruling.delayed
+            self.marks.delayed = ruling.delayed
             self.schedule = self.schedule.causal(levels_of(self.schedule.delayed_steps, self.marks.number))
         elif ruling.trial:
             self.marks.tried = arm.arm.name
@@ -102,7 +102,7 @@ class _OpenWindow:
     def race_check(self, race: RaceChecks, step: int) -> RaceCheck | None:
         """Run the race check after a complete window with sequential steps; ``step`` was its last."""
         marks = self.marks
-        if not (marks.complete and self.arm.arm.sequential) or self.schedule.control or marks.tried or marks.trial:
+        if not (marks.complete and self.arm.arm.sequential) or self.schedule.control or marks.tried or marks.delayed:
             return None
         return race.after_window(self.ruling, step, self.granted, self.session.ballot, self.session.job.rank)
 
@@ -111,12 +111,12 @@ class _OpenWindow:
         steps_per_block, schedule, given = self._steps_per_block(), self.schedule, self.arm.arm.name
         causes, usual = self.session.causes, self.cost.usual
 
-        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...], Trial | None]:
-            trial = None
+        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]:
+            delayed = None
             if not self.marks.quick and usual is not None:
-                trial = causes.choose(self.marks.number, self.recorded[-1], usual.mean_ns / 1e6)
-            if trial is not None or (chosen is not None and chosen.trial):
-                return None, find_rhythms(*ring.durations()), trial
+                delayed = causes.choose(self.marks.number, self.recorded[-1], usual.mean_ns / 1e6)
+            if delayed is not None or (chosen is not None and chosen.trial):
+                return None, find_rhythms(*ring.durations()), delayed
             arm = given if chosen is None else chosen.name
             long_steps = self.session.budget.long_blocks.steps(self.marks.number, arm, schedule, steps_per_block)
             placement = balance.place(schedule, self.marks.first_step, arm, steps_per_block, long_steps)

@@ -38,8 +38,8 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "decision": record.decision,
         "causal": [
             {
-                "members": response.trial.members,
-                "delay_ms": response.trial.delay_ms,
+                "members": response.delayed.members,
+                "delay_ms": response.delayed.delay_ms,
                 "slope": response.slope,
                 "slack_ms": response.slack_ms,
                 "longer_ms": response.levels_ms,

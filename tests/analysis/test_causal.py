@@ -12,12 +12,12 @@ from overlap_callbacks.analysis.causal import (
     Verdict,
     levels_of,
     longest_delay_ms,
-    next_trial,
+    next_set,
     ranked,
     response_of,
     responses_of,
 )
-from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
 CALLS = tuple(DelayedCall("allreduce_", "0", place) for place in range(8))
 DELAY_MS = 10.0
@@ -34,7 +34,7 @@ def window(
     ]
     times[0] += 500
     return CausalWindow(
-        window=number, first_step=0, trial=Trial(tuple(members), DELAY_MS), levels=levels, step_ms=tuple(times)
+        window=number, first_step=0, delayed=DelayedSet(tuple(members), DELAY_MS), levels=levels, step_ms=tuple(times)
     )
 
 
@@ -67,7 +67,7 @@ def test_steps_that_do_not_count_leave_their_block_out() -> None:
     assert response_of([whole]) is not None
     times = (*whole.step_ms[:5], None, *whole.step_ms[6:])
     assert (
-        response_of([CausalWindow(window=0, first_step=0, trial=whole.trial, levels=whole.levels, step_ms=times)])
+        response_of([CausalWindow(window=0, first_step=0, delayed=whole.delayed, levels=whole.levels, step_ms=times)])
         is None
     )
 
@@ -85,21 +85,21 @@ def test_each_level_is_as_often_at_each_place_of_a_block(start: int) -> None:
 def test_a_set_is_halved_until_its_members_are_cleared_or_known() -> None:
     blocking, tested = CALLS[5], []
     windows: list[CausalWindow] = []
-    while (trial := next_trial([CALLS], responses_of(windows), 100.0)) is not None:
-        tested.append(len(trial.members))
-        windows.append(window(0 if blocking in trial.members else 99, trial.members, number=len(windows)))
+    while (delayed := next_set([CALLS], responses_of(windows), 100.0)) is not None:
+        tested.append(len(delayed.members))
+        windows.append(window(0 if blocking in delayed.members else 99, delayed.members, number=len(windows)))
     assert tested == [8, 4, 4, 2, 2, 1, 1]
     found = ranked(responses_of(windows))
-    assert [of.trial.members for of in found if of.alone and of.verdict is Verdict.BLOCKING] == [(blocking,)]
-    assert {member for of in found if of.verdict is Verdict.SLACK for member in of.trial.members} == {*CALLS} - {
+    assert [of.delayed.members for of in found if of.alone and of.verdict is Verdict.BLOCKING] == [(blocking,)]
+    assert {member for of in found if of.verdict is Verdict.SLACK for member in of.delayed.members} == {*CALLS} - {
         blocking
     }
 
 
 def test_what_is_inconclusive_is_tested_again_a_few_times() -> None:
     windows: list[CausalWindow] = []
-    while (trial := next_trial([CALLS[:1]], responses_of(windows), 100.0)) is not None:
-        windows.append(window(0, trial.members, noise=80, number=len(windows)))
+    while (delayed := next_set([CALLS[:1]], responses_of(windows), 100.0)) is not None:
+        windows.append(window(0, delayed.members, noise=80, number=len(windows)))
     assert len(windows) == 5
 
 

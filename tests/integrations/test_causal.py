@@ -59,5 +59,5 @@ def test_training_with_delays_has_the_same_bits(job: str, tmp_path: Path) -> Non
     for plain, delayed in run_ranks(_both, 2, job, str(tmp_path), timeout_s=120):
         assert plain == delayed
     (window,) = record.read(tmp_path).causal
-    assert window.trial.delay_ms > 0
+    assert window.delayed.delay_ms > 0
     assert set(window.levels) == {0, 1, 2}

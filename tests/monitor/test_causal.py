@@ -61,12 +61,12 @@ def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
     found = record.read(tmp_path)
     # Every second window: first all, then each half.
     assert [window.window for window in found.causal] == [1, 3, 5]
-    assert [len(window.trial.members) for window in found.causal] == [2, 1, 1]
+    assert [len(window.delayed.members) for window in found.causal] == [2, 1, 1]
     assert len(found.windows) == 3
     for window in found.causal:
         assert window.levels == levels_of(len(window.levels), window.window)
         assert window.missed == 0
-    alone = {of.trial.members[0].operator: of for of in responses_of(found.causal) if of.alone}
+    alone = {of.delayed.members[0].operator: of for of in responses_of(found.causal) if of.alone}
     blocking, slack = alone["_allgather_base_"], alone["allreduce_"]
     assert blocking.slope.value > slack.slope.value
     assert blocking.verdict is not Verdict.SLACK

@@ -275,4 +275,4 @@ def test_measuring_changes_no_bit_and_finds_names(wrap: str, model: str, optimiz
         if look == "causal":
             (delayed,) = record.read(tmp_path / f"{number}-{look}").causal
             assert delayed.missed == 0
-            assert delayed.trial.delay_ms > 0
+            assert delayed.delayed.delay_ms > 0

@@ -30,7 +30,7 @@ class DelayedCall(msgspec.Struct, frozen=True, array_like=True):
         return self.name or f"{self.operator.strip('_')} {self.place} of {self.dimension or self.group}"
 
 
-class Trial(msgspec.Struct, frozen=True):
+class DelayedSet(msgspec.Struct, frozen=True):
     """What a causal window delays: ``members``, each by ``delay_ms`` in the longest of its levels."""
 
     members: tuple[DelayedCall, ...]
@@ -41,7 +41,7 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A causal window on rank 0.
 
     Attributes:
-        trial: what was delayed; its ``delay_ms`` is what a member's longest delay measured.
+        delayed: what was delayed; its ``delay_ms`` is what a member's longest delay measured.
         levels: of each step: its delay is so many halves of the longest.
         step_ms: of each step; None for one that does not count.
         missed: collectives that could not be delayed, in all steps.
@@ -50,7 +50,7 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     window: int
     first_step: int
-    trial: Trial
+    delayed: DelayedSet
     levels: tuple[int, ...]
     step_ms: tuple[float | None, ...]
     missed: int = 0

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import msgspec
 
-from overlap_callbacks.analysis.causal import LEVELS, next_trial, responses_of
-from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, Trial
+from overlap_callbacks.analysis.causal import LEVELS, next_set, responses_of
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -41,30 +41,30 @@ class Causes:
         self._windows: list[CausalWindow] = []
         self._lost = Counter[tuple[DelayedCall, ...]]()
 
-    def choose(self, window: int, log: StepLog, step_ms: float) -> Trial | None:
+    def choose(self, window: int, log: StepLog, step_ms: float) -> DelayedSet | None:
         """What a window is to delay, by a recorded step; None for one of the usual kind."""
         if not self._chooses or window % _EVERY != _EVERY - 1 or step_ms <= 0:
             return None
         with self._lock:
             given_up = {members for members, lost in self._lost.items() if lost >= _MOST_LOST}
             first = [members for members in by_dimension(log) if members not in given_up]
-            return next_trial(first, responses_of(self._windows), step_ms)
+            return next_set(first, responses_of(self._windows), step_ms)
 
     def report(
         self, window: MeasuredWindow, cost: WindowCost, await_normal_steps: Callable[[WindowCost], None]
     ) -> list[CausalWindow]:
         """Measure a closed causal window and charge it; returned on rank 0, for the record, if it can be used."""
         await_normal_steps(cost)
-        assert window.trial is not None
+        assert window.delayed is not None
         found, longer_ms = causal_window_of(window)
         lost = cost.lost((), 0.0)
         cost_ms = max(longer_ms, 0.0 if lost is None else lost.ms)
         self._budget.charge(window.number, cost.opened_ns, cost_ms / 1e3, lambda: cost.cost_after_report_ms)
         with self._lock:
-            self._lost[window.trial.members] += 1
+            self._lost[window.delayed.members] += 1
             if found is None or not self._chooses:
                 return []
-            self._lost[window.trial.members] = 0
+            self._lost[window.delayed.members] = 0
             self._windows.append(msgspec.structs.replace(found, charged_ms=cost_ms))
             return self._windows[-1:]
 
@@ -86,9 +86,9 @@ def by_dimension(log: StepLog) -> list[tuple[DelayedCall, ...]]:
 
 def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float]:
     """A closed causal window, None if it cannot be used; and how much longer than undelayed its steps took, ms."""
-    trial = window.trial
+    delayed = window.delayed
     steps = [step for step in window.steps if step.plan.part is Part.DELAYED]
-    if trial is None or not window.complete or not steps:
+    if delayed is None or not window.complete or not steps:
         return None, 0.0
     clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
     steps = with_times(steps)
@@ -98,13 +98,13 @@ def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float
     longest = [_measured_ms(delay) for step in steps if step.plan.level == LEVELS - 1 for delay in step.log.delays]
     if not longest:
         return None, max(0.0, longer_ms)
-    measured = msgspec.structs.replace(trial, delay_ms=fmean(longest))
+    measured = msgspec.structs.replace(delayed, delay_ms=fmean(longest))
     levels = tuple([step.plan.level for step in steps])
-    wanted = len(steps) * len(trial.members)
+    wanted = len(steps) * len(delayed.members)
     return CausalWindow(
         window=window.number,
         first_step=window.first_step,
-        trial=measured,
+        delayed=measured,
         levels=levels,
         step_ms=times_ms,
         missed=wanted - sum([len(step.log.delays) for step in steps]),

@@ -19,7 +19,7 @@ import msgspec
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.rank_set import in_runs
-from overlap_callbacks.analysis.results.causal import Trial
+from overlap_callbacks.analysis.results.causal import DelayedSet
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.gate.step_log import ExpectedSequence
@@ -84,12 +84,12 @@ class Ruling(msgspec.Struct, frozen=True):
     arm: str = ""  # the window's arm, if rank 0 decides; empty for the one whose turn it is
     trial: bool = False  # only one step is turned
     keep: str = ""
-    delayed: Trial | None = None  # what a causal window delays; None for other windows
+    delayed: DelayedSet | None = None  # what a causal window delays; None for other windows
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial and a causal window), the
 # rhythms known by then, and what a causal window delays. The arm is None if nobody has chosen it.
-WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...], Trial | None]]
+WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer [OC208]")
 

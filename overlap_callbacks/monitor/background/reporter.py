@@ -218,7 +218,7 @@ class Reporter:
         try:
             if window.tried:
                 self._report_trial(window, cost)
-            elif window.trial is not None and self._causes is not None:
+            elif window.delayed is not None and self._causes is not None:
                 for found in self._causes.report(window, cost, self._await_normal_steps):
                     self._open_sinks()
                     self._sinks.log_causal(found)

@@ -54,7 +54,7 @@ def causal_document(record: Record) -> Document:
 def answer(responses: Sequence[Response]) -> str:
     """What the responses say, in a sentence."""
     blocking = [of for of in responses if of.alone and of.verdict is Verdict.BLOCKING]
-    cleared = {member for of in responses if of.verdict is Verdict.SLACK for member in of.trial.members}
+    cleared = {member for of in responses if of.verdict is Verdict.SLACK for member in of.delayed.members}
     slack = f"{count(len(cleared), 'collective')} with slack" if cleared else "none with slack so far"
     if not blocking:
         return f"No single collective is known to hold the step up; {slack}"
@@ -65,7 +65,7 @@ def answer(responses: Sequence[Response]) -> str:
 
 def _won(of: Response, lengths_ms: Mapping[tuple[str, str], float]) -> Cell:
     """What removing it would win at most: its length, as far as the step follows it."""
-    member = of.trial.members[0]
+    member = of.delayed.members[0]
     length_ms = lengths_ms.get((member.operator, member.group))
     if not of.alone or of.verdict is not Verdict.BLOCKING or length_ms is None:
         return EMPTY
@@ -82,7 +82,7 @@ def _table(responses: Sequence[Response], lengths_ms: Mapping[tuple[str, str], f
         Column("95% interval", lambda of: _interval(of.slope)),
         Column("slack", _slack),
         Column("removed, wins", lambda of: _won(of, lengths_ms)),
-        Column("delay", lambda of: Cell(PAGE.quantity(of.trial.delay_ms, "ms"), of.trial.delay_ms)),
+        Column("delay", lambda of: Cell(PAGE.quantity(of.delayed.delay_ms, "ms"), of.delayed.delay_ms)),
         Column("windows", lambda of: of.num_windows, "whole"),
         Column("*", lambda of: of.verdict.value),
         caption="Slope: how much longer the step gets by the longest delay of the collective, over that delay; for a "
@@ -111,7 +111,7 @@ def _chart(responses: Sequence[Response]) -> list[Chart]:
     series = []
     for of, color in zip(alone[:_DRAWN], RUN_COLORS, strict=False):
         points = [
-            (round(of.trial.delay_ms * level / (LEVELS - 1), 3), "", longer_ms)
+            (round(of.delayed.delay_ms * level / (LEVELS - 1), 3), "", longer_ms)
             for level, longer_ms in enumerate(of.levels_ms)
         ]
         series.append(line(page_text(of.label, _MAX_LABEL), color, points))

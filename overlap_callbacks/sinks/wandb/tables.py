@@ -90,7 +90,7 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
 def causal_table(windows: Sequence[CausalWindow]) -> Table:
     """What delaying each set of collectives does to the step."""
     rows: list[list[Any]] = [
-        [of.label, of.num_windows, of.trial.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
+        [of.label, of.num_windows, of.delayed.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
          None if of.slack_ms is None else of.slack_ms.ci_low, of.verdict.value]
         for of in ranked(responses_of(windows))
     ]  # fmt: skip
