@@ -3,14 +3,19 @@
     python benchmarks/causal.py [--runs 400] [--json benchmarks/results/causal.json]
 
 A job has eight layers of random lengths. `reduce`: a layer's backward issues its all-reduce, the optimizer waits for
-all of them. `gather`: a layer waits for its all-gather, which is issued two layers before. One link runs the
-collectives one after another. Lengthening each in turn gives its true slope. A window has 36 steps with delays of 0, a
-and 2a (5 and 10 % of the step), a run one window for each collective. Steps have noise of 1 %: white, autoregressive,
-or with one step in fifty 2 to 10 times as long.
+all of them. `gather`: a layer waits for its all-gather, which is issued two layers before. `next`: the optimizer issues
+the all-gathers, and the layers of the next step wait for them. One link runs the collectives one after another.
+Lengthening each in turn, in all steps, gives its true slope. A window has 54 steps with delays of 0, a and 2a (5 and
+10 % of the step), a run one window for each collective. Steps have noise of 1 %: white, autoregressive, or with one
+step in fifty 2 to 10 times as long.
 
 Goals: in 95 % of collectives the interval for one holds the true slope, in 95 % of runs the intervals for eight hold
 all of them, and of collectives with a slope of 0.9 or more none is called slack. The halving tree runs with the same
 noise, to the end: it clears none of those either.
+
+Two estimates of what removing a collective wins are compared with the truth, the step with a transfer of no time.
+*Forward*: its length times its slope. *Reverse*: virtual speed-up, its length times the difference between the slope of
+delaying all and that of delaying all others. In shares of the collective's length.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from overlap_callbacks.analysis.causal import Response, Verdict, levels_of, long
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
 Array = npt.NDArray[np.float64]
-LAYERS, STEPS, NOISE, BLOCKING = 8, 36, 0.01, 0.9
+LAYERS, STEPS, NOISE, BLOCKING = 8, 54, 0.01, 0.9
 GOAL = 0.94  # 95 % less what so many runs leave to chance
 NOISES = {"white": 0.0, "AR .5": 0.5, "AR .9": 0.9, "stalls": 0.0}
 KEYS = tuple(DelayedCall("allreduce_", "0", place) for place in range(LAYERS))
@@ -60,7 +65,39 @@ def gathered(compute: Array, transfer: Array, delays: Array) -> float:
     return now
 
 
-JOBS: dict[str, Callable[[Array, Array, Array], float]] = {"reduce": reduced, "gather": gathered}
+def each(step: Callable[[Array, Array, Array], float]) -> Callable[[Array, Array, Sequence[Array]], list[float]]:
+    """Times of steps that do not depend on each other."""
+
+    def steps(compute: Array, transfer: Array, delays: Sequence[Array]) -> list[float]:
+        known: dict[tuple[float, ...], float] = {}
+        for of_step in delays:
+            if tuple(of_step) not in known:
+                known[tuple(of_step)] = step(compute, transfer, of_step)
+        return [known[tuple(of_step)] for of_step in delays]
+
+    return steps
+
+
+def gathered_for_the_next(compute: Array, transfer: Array, delays: Sequence[Array]) -> list[float]:
+    """Times of steps whose layers wait for the all-gathers that the step before has issued at its end."""
+    now = link = 0.0
+    arrived, times = np.zeros(LAYERS), []
+    for of_step in delays:
+        begun = now
+        for layer in range(LAYERS):
+            now = max(now, arrived[layer]) + compute[layer]
+        for layer in range(LAYERS):
+            arrived[layer] = link = max(link, now + of_step[layer]) + transfer[layer]
+        times.append(now - begun)
+    return times
+
+
+JOBS: dict[str, Callable[[Array, Array, Sequence[Array]], list[float]]] = {
+    "reduce": each(reduced),
+    "gather": each(gathered),
+    "next": gathered_for_the_next,
+}
+SETTLE = 4  # steps after which times are the same
 
 
 def noise(kind: str, steps: int, random: np.random.Generator) -> Array:
@@ -89,19 +126,31 @@ class Job:
         self.delay_ms = longest_delay_ms(self.step_ms, 1)
         self.slopes = [self.slope((key,)) for key in KEYS]
 
-    def takes(self, members: Sequence[Any], delay_ms: float = 0.0) -> float:
-        """Step time with these delayed."""
-        return self._time(self._compute, self._transfer, np.array([delay_ms * (key in members) for key in KEYS]))
+    def takes(self, members: Sequence[Any], delay_ms: float = 0.0, without: int = -1) -> float:
+        """Step time with these delayed in all steps; one of the transfers may take no time."""
+        delays = [np.array([delay_ms * (key in members) for key in KEYS])] * SETTLE
+        transfer = np.where(np.arange(LAYERS) == without, 0.0, self._transfer)
+        return self._time(self._compute, transfer, delays)[-1]
 
-    def slope(self, members: Sequence[Any]) -> float:
-        """The truth."""
-        delay_ms = longest_delay_ms(self.step_ms, len(members))
+    def slope(self, members: Sequence[Any], delay_ms: float = 0.0) -> float:
+        """The truth; per delay of one member."""
+        delay_ms = delay_ms or longest_delay_ms(self.step_ms, len(members))
         return (self.takes(members, delay_ms) - self.step_ms) / delay_ms
+
+    def errors(self, place: int) -> tuple[float, float]:
+        """Of the estimates of what removing a collective wins, forward and reverse, as shares of its length."""
+        won = (self.step_ms - self.takes((), without=place)) / self._transfer[place]
+        others = [key for key in KEYS if key.place != place]
+        reverse = self.slope(KEYS, self.delay_ms) - self.slope(others, self.delay_ms)
+        return self.slopes[place] - won, min(max(reverse, 0.0), 1.0) - won
 
     def response(self, delayed: DelayedSet, kind: str, random: np.random.Generator, tests: int) -> Response:
         """What a window shows."""
         levels = levels_of(STEPS, int(random.integers(6)))
-        times = [self.takes(delayed.members, delayed.delay_ms * level / 2) for level in levels]
+        which = np.array([key in delayed.members for key in KEYS])
+        before = [np.zeros(LAYERS)] * SETTLE
+        delays = [which * delayed.delay_ms * level / 2 for level in levels]
+        times = self._time(self._compute, self._transfer, [*before, *delays])[SETTLE:]
         noisy = tuple((np.array(times) * noise(kind, STEPS, random)).tolist())
         window = CausalWindow(window=0, first_step=0, delayed=delayed, levels=levels, step_ms=noisy)
         found = response_of([window], 1 - 0.05 / tests)
@@ -160,13 +209,29 @@ def row(kind: str, noisy: str, runs: int) -> dict[str, Any]:
     }
 
 
+def removal(kind: str, runs: int) -> dict[str, Any]:
+    """How well the two estimates tell what removing a collective wins, without noise."""
+    random = np.random.default_rng([runs, *map(ord, kind)])
+    jobs = [Job(kind, random) for _ in range(runs)]
+    forward, reverse = np.array([job.errors(place) for job in jobs for place in range(LAYERS)]).T
+    return {
+        "job": kind,
+        "runs": runs,
+        "forward_bias": round(float(forward.mean()), 3),
+        "forward_rms_error": round(float(np.sqrt((forward**2).mean())), 3),
+        "reverse_bias": round(float(reverse.mean()), 3),
+        "reverse_rms_error": round(float(np.sqrt((reverse**2).mean())), 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = [row(kind, noisy, given.runs) for kind in JOBS for noisy in NOISES]
-    for one in rows:
+    removals = [removal(kind, given.runs) for kind in JOBS]
+    for one in [*rows, *removals]:
         print(one)
     if given.json:
         about = {
@@ -174,7 +239,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
             "python": platform.python_version(),
         }
-        given.json.write_text(json.dumps({"rows": rows, **about}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"rows": rows, "removal": removals, **about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

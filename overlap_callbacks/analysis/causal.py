@@ -5,6 +5,16 @@ time by which the longest delay makes the step longer, over that delay: 1 if the
 0 if there is as much slack. Delays that lengthen the step only from some length on show the slack: s = 2a (1 - slope).
 (Coz, arXiv 1608.03676, delays everything else instead.)
 
+What removing a collective wins is at most its length, if the step waits for it. The slope tells no more: one that
+queues behind others may begin later at no cost, and yet those behind it would come earlier without it. Virtual speed-up
+(all others delayed alike) is no better: in jobs of known gains it errs by 0.21 to 0.36 of a collective's length, the
+slope by 0.19 to 0.42 (``benchmarks/causal.py``), and it delays hundreds of collectives to know of one. So it is not
+offered.
+
+**The next step** may be the one that waits, or the one in which rank 0 feels what other stages waited for. So each
+delay is held for two steps, and the second counts: it has what a delay costs in both. Without that, parameters that
+are gathered for the next step would all seem to have slack (``benchmarks/causal.py``).
+
 **Intervals** are over blocks, which have each level once: a block's own level drops out, and so does most of what slow
 changes have in common with it. They hold for all sets tested together (Bonferroni), after each window of a set.
 
@@ -17,12 +27,13 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE, MIN_BLOCKS, t_quantile
@@ -31,6 +42,8 @@ from overlap_callbacks.analysis.sums import grouped
 Floats = npt.NDArray[np.float64]
 
 LEVELS = 3  # delays of 0, a and 2a
+HELD = 2  # steps of each, of which the last counts
+BLOCK_STEPS = LEVELS * HELD
 # Each level is as often first, second and third of a block. No block begins with the longest or no delay where the one
 # before ended with it: noise that lasts would make neighbouring blocks alike.
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 1, 0), (2, 0, 1))
@@ -42,10 +55,19 @@ _MOST_WINDOWS = 5
 _OF_STEP, _SET_OF_STEP, _LEAST_MS, _MOST_MS = 0.1, 0.5, 0.2, 50.0
 
 
+def call_in_words(call: DelayedCall) -> str:
+    """E.g. ``all-gather of layers.3 (2nd)``."""
+    kind = collective_in_words(call.operator).replace("_", "-")
+    if not call.name:
+        return f"{kind} {call.place + 1} of {call.group}"
+    return f"{kind} of {call.name}{f' #{call.place + 1}' if call.place else ''}"
+
+
 def levels_of(num_steps: int, start: int = 0) -> tuple[int, ...]:
     """The level of delay of each step of a window; ``start`` turns the order."""
     blocks = itertools.islice(itertools.cycle(_ORDERS), start % len(_ORDERS), None)
-    return tuple(itertools.islice(itertools.chain.from_iterable(blocks), num_steps))
+    held = (level for block in blocks for level in block for _ in range(HELD))
+    return tuple(itertools.islice(held, num_steps))
 
 
 def longest_delay_ms(step_ms: float, num_members: int) -> float:
@@ -92,8 +114,8 @@ class Response:
 
     @property
     def label(self) -> str:
-        first, number = self.delayed.members[0], len(self.delayed.members)
-        return first.label if self.alone else f"{first.label} and {number - 1} more"
+        first, number = call_in_words(self.delayed.members[0]), len(self.delayed.members)
+        return first if self.alone else f"{first} and {number - 1} more"
 
     @property
     def verdict(self) -> Verdict:
@@ -123,11 +145,11 @@ def response_of(windows: Sequence[CausalWindow], confidence: float = CONFIDENCE)
 
 
 def _blocks(levels: Sequence[int], step_ms: Sequence[float | None]) -> Floats:
-    """Step times of whole blocks by level; shape (blocks, levels)."""
+    """Step times of whole blocks by level, each of the last step that has it; shape (blocks, levels)."""
     rows = []
-    for start in range(0, len(levels) - LEVELS + 1, LEVELS):
-        times = step_ms[start : start + LEVELS]
-        by_level = dict(zip(levels[start : start + LEVELS], times, strict=True))
+    for start in range(0, len(levels) - BLOCK_STEPS + 1, BLOCK_STEPS):
+        times = step_ms[start : start + BLOCK_STEPS]
+        by_level = dict(zip(levels[start : start + BLOCK_STEPS], times, strict=True))
         if len(by_level) == LEVELS and all(time is not None for time in times):
             rows.append([by_level[level] for level in range(LEVELS)])
     return np.array(rows, dtype=np.float64).reshape(-1, LEVELS)
@@ -139,7 +161,7 @@ def _mean(values: Floats, confidence: float) -> Estimate:
     cut = number // 8
     ordered = np.sort(values)
     kept = np.clip(values, ordered[cut], ordered[number - 1 - cut])
-    degrees = max(1, number - 2 * cut - 3)  # neighbouring blocks share what changes slowly: benchmarks/causal.py
+    degrees = max(1, number - 2 * cut - 2)  # neighbouring blocks share what changes slowly: benchmarks/causal.py
     # Tukey and McLaughlin's interval of a trimmed mean, of winsorised variance.
     mean = float(ordered[cut : number - cut].mean())
     error = float(kept.std(ddof=1)) / ((1 - 2 * cut / number) * math.sqrt(number))
@@ -170,24 +192,28 @@ def ranked(responses: Sequence[Response]) -> list[Response]:
 
 
 def next_set(
-    first: Sequence[tuple[DelayedCall, ...]], responses: Sequence[Response], step_ms: float
+    first: Sequence[tuple[DelayedCall, ...]],
+    responses: Sequence[Response],
+    step_ms: float,
+    given_up: Collection[tuple[DelayedCall, ...]] = (),
 ) -> DelayedSet | None:
-    """The set to test next: all of ``first``, in this order, then halves of what is not cleared.
+    """The set to test next: all of ``first``, in this order, then halves of what is not cleared, the first half first.
 
     Then inconclusive ones again. None once every collective is cleared or was tested alone often enough.
     """
     known = {response.delayed.members: response for response in responses}
     waiting = [tuple(members) for members in first if members]
+    waiting = sorted(waiting, key=lambda members: members in known)
     unclear: list[Response] = []
     while waiting:
         members = waiting.pop(0)
         found = known.get(members)
-        if found is None:
+        if found is None and members not in given_up:
             return DelayedSet(members, longest_delay_ms(step_ms, len(members)))
-        if len(members) > 1 and found.verdict is not Verdict.SLACK:
+        if len(members) > 1 and (found is None or found.verdict is not Verdict.SLACK):
             half = (len(members) + 1) // 2
-            waiting += [members[:half], members[half:]]
-        elif found.verdict is Verdict.INCONCLUSIVE and found.num_windows < _MOST_WINDOWS:
+            waiting = [members[:half], members[half:], *waiting]
+        elif found is not None and found.verdict is Verdict.INCONCLUSIVE and found.num_windows < _MOST_WINDOWS:
             unclear.append(found)
     if not unclear:
         return None

@@ -20,13 +20,17 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.collectives import Collective, OperatorSpec
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN
+from overlap_callbacks.analysis.results.causal import DelayedCall
+from overlap_callbacks.gate.collectives import Collective, OperatorSpec, operator_specs
+from overlap_callbacks.gate.names import names_of
 from overlap_callbacks.instruments import clocks, device
 
 # Operator, name of the group, and how many of this kind the step has issued before.
@@ -145,6 +149,32 @@ def can_be_delayed(spec: OperatorSpec, call: Collective) -> bool:
         and "barrier" not in call.operator
         and call.group.ranks
     )
+
+
+class Delayable(NamedTuple):
+    """A collective that can be delayed, its name in ``Exposure.names``, and its bytes."""
+
+    call: DelayedCall
+    name: str
+    num_bytes: int
+
+
+def delayable(calls: Sequence[Collective]) -> dict[DelayedCall, tuple[CallKey, Delayable]]:
+    """The collectives of a step that can be delayed, as all ranks name them, with this rank's key of each."""
+    specs = {spec.name: spec for spec in operator_specs()}
+    keys, places = Counter[tuple[str, str]](), Counter[DelayedCall]()
+    found = {}
+    for call, name in zip(calls, names_of(calls), strict=True):
+        key = (*call.key, keys[call.key])
+        keys[call.key] += 1
+        if call.group_size > 1 and call.operator in specs and can_be_delayed(specs[call.operator], call):
+            known = call.dimension not in ("", UNKNOWN)
+            # Not by the place of its kind: that differs between ranks.
+            alike = DelayedCall(call.operator, call.dimension if known else call.group.name, 0, call.name)
+            member = msgspec.structs.replace(alike, place=places[alike])
+            places[alike] += 1
+            found[member] = key, Delayable(member, name, max(call.bytes_in, call.bytes_out))
+    return found
 
 
 def _sleep(delay_ms: float) -> None:

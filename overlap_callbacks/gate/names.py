@@ -20,12 +20,16 @@ import torch
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import one_line
+from overlap_callbacks.analysis.name_rules import collective_in_words
+from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import SENDS, Collective
 
 # From the variables of a function that issues collectives to a name; empty if they do not tell.
 Reader = Callable[["StepNames", Mapping[str, Any]], str]
 
 _MAX_LENGTH = 120
+# More collectives of a kind in a step are not named by their place.
+_MAX_PLACES = 24
 # A stack that is deeper is not of a framework.
 _MAX_DEPTH = 400
 # The backward pass begins here. What is further out belongs to its caller.
@@ -143,6 +147,20 @@ class StepNames:
         if number is None:
             number = self._numbers.setdefault(text, len(self._numbers))
         return f"bucket {number}: {text}" if text else f"bucket {number}"
+
+
+def names_of(calls: Sequence[Collective]) -> list[str]:
+    """What each is for, as its framework knows it; by the place of its kind in the step if there are few; else empty.
+
+    ``calls``: all of a step. Those of a group of one rank do not count.
+    """
+    of_kind = grouped([call for call in calls if call.group_size > 1], lambda call: collective_in_words(call.operator))
+    by_place = {
+        id(call): f"{kind} {number} of {len(alike)}"
+        for kind, alike in of_kind.items()
+        for number, call in enumerate(alike if len(alike) <= _MAX_PLACES else (), start=1)
+    }
+    return [call.name or by_place.get(id(call), "") for call in calls]
 
 
 def made(names: Callable[[], StepNames] | None) -> StepNames | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.causal import LEVELS
+from overlap_callbacks.analysis.causal import BLOCK_STEPS
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
@@ -107,8 +107,8 @@ class MonitorConfig:
             raise ValueError(
                 "causal=True delays collectives in windows of its own: give neither decide nor control=True"
             )
-        if self.causal and self.schedule.delayed_steps < LEVELS * MIN_BLOCKS:
-            least = self.schedule.decided_at + LEVELS * MIN_BLOCKS
+        if self.causal and self.schedule.delayed_steps < BLOCK_STEPS * MIN_BLOCKS:
+            least = self.schedule.decided_at + BLOCK_STEPS * MIN_BLOCKS
             raise ValueError(
                 f"causal=True needs windows of {least} steps: give every_n_steps of at least {least}, got "
                 f"{self.schedule.every_n_steps}"

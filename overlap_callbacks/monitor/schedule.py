@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.causal import LEVELS
+from overlap_callbacks.analysis.causal import BLOCK_STEPS
 from overlap_callbacks.analysis.results.mode import Mode
 
 
@@ -313,7 +313,7 @@ class Schedule:
     @property
     def delayed_steps(self) -> int:
         """Steps of a causal window's delays."""
-        return min(_DELAYED_STEPS, (self.every_n_steps - self.decided_at) // LEVELS * LEVELS)
+        return min(_DELAYED_STEPS, (self.every_n_steps - self.decided_at) // BLOCK_STEPS * BLOCK_STEPS)
 
     def arm_steps(self, steps_per_block: int) -> int:
         """Steps that a window has with its arm, given timed blocks of this length."""
@@ -372,7 +372,7 @@ _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
 _WAITING_STEPS = 8
 # Steps of a causal window with delays, if there is room.
-_DELAYED_STEPS = 36
+_DELAYED_STEPS = 54
 # Marked steps as configured before the one step of a trial.
 _TRIED_AFTER = 4
 # Maximum marked steps on each side of the timed part.

@@ -70,6 +70,7 @@ class MeasuredWindow:
     compared_with: ComparedArm | None = None  # None for sequential steps
     tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
     delayed: DelayedSet | None = None  # what the window delays, if it is a causal one
+    delayed_keys: tuple[CallKey, ...] = ()  # of that, this rank's
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)
@@ -229,7 +230,7 @@ class Window(MeasuredWindow):
         if self.delayed is None or plan.part is not Part.DELAYED:
             return None
         delay_ms = self.delayed.delay_ms * plan.level / (LEVELS - 1)
-        return {member.key: delay_ms for member in self.delayed.members}
+        return dict.fromkeys(self.delayed_keys, delay_ms)
 
     def end_step(self) -> MeasuredStep:
         """Stop the step's instruments and keep its marks."""

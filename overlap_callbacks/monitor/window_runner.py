@@ -16,6 +16,7 @@ from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
+from overlap_callbacks.monitor.background.causes import encoded_calls, keys_of
 from overlap_callbacks.monitor.background.deciding import ChosenArm
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.quick import quick_schedule
@@ -72,7 +73,9 @@ class _OpenWindow:
         session.order_checker.start(
             key,
             # A rank whose step compiled asks too: the others wait for it, and all must decide the same.
-            RecordedKinds.of(self.recorded, session.job.rank),
+            RecordedKinds.of(self.recorded, session.job.rank)._replace(
+                delayable=encoded_calls(self.recorded[-1]) if self.config.options["causal"] else b""
+            ),
             self.marks.number,
             plan_window=self._planner(balance, ring) if session.job.rank == 0 else None,
             config=self.config,
@@ -91,6 +94,7 @@ class _OpenWindow:
         self.marks.compare_with(arm.arm)
         if ruling.delayed is not None:
             self.marks.delayed = ruling.delayed
+            self.marks.delayed_keys = keys_of(ruling.delayed, self.recorded[-1])
             self.schedule = self.schedule.causal(levels_of(self.schedule.delayed_steps, self.marks.number))
         elif ruling.trial:
             self.marks.tried = arm.arm.name
@@ -111,10 +115,12 @@ class _OpenWindow:
         steps_per_block, schedule, given = self._steps_per_block(), self.schedule, self.arm.arm.name
         causes, usual = self.session.causes, self.cost.usual
 
-        def plan_window(chosen: ChosenArm | None) -> tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]:
+        def plan_window(
+            chosen: ChosenArm | None, delayable: list[bytes]
+        ) -> tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]:
             delayed = None
             if not self.marks.quick and usual is not None:
-                delayed = causes.choose(self.marks.number, self.recorded[-1], usual.mean_ns / 1e6)
+                delayed = causes.choose(self.marks.number, delayable, usual.mean_ns / 1e6)
             if delayed is not None or (chosen is not None and chosen.trial):
                 return None, find_rhythms(*ring.durations()), delayed
             arm = given if chosen is None else chosen.name

@@ -17,8 +17,9 @@ import os
 import shutil
 import stat
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -194,18 +195,20 @@ def _without_tables(sample: RankWindow) -> RankWindow:
 
 # Line starts, as ``JsonlSink`` writes them.
 _RUN, _WINDOW, _ARM = b'{"record":"run"', b'{"record":"window"', b'{"record":"arm"'
-_ANSWER, _DECISION = b'{"record":"answer"', b'{"record":"decision"'
+_ANSWER, _DECISION, _CAUSAL = b'{"record":"answer"', b'{"record":"decision"', b'{"record":"causal"'
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class EarlierStarts(NamedTuple):
-    """Windows from earlier starts of the job, without details, those of other arms, and what was decided of these.
+@dataclass
+class EarlierStarts:
+    """Windows from earlier starts of the job, without details, of other arms and causal ones, and what was decided.
 
     ``run``: the last of these starts.
     """
 
-    windows: list[OverlapReport]
-    arms: list[ArmReport]
+    windows: list[OverlapReport] = field(default_factory=list)
+    arms: list[ArmReport] = field(default_factory=list)
+    causal: list[CausalWindow] = field(default_factory=list)
     decision: Decision | None = None
     run: RunInfo | None = None
 
@@ -218,25 +221,28 @@ def earlier_starts(record: Path) -> EarlierStarts:
     Raises:
         OSError: the record cannot be read.
     """
-    found, before = EarlierStarts([], []), EarlierStarts([], [])
+    found, before = EarlierStarts(), EarlierStarts()
     decode_window, decode_arm = msgspec.json.Decoder(OverlapReport).decode, msgspec.json.Decoder(ArmReport).decode
-    run: RunInfo | None = None
     if not stat.S_ISREG(record.stat().st_mode):
         return before
     with record.open("rb") as lines:
         for line in lines:
             try:
                 if line.startswith(_RUN):
-                    windows, arms = [*before.windows, *found.windows], [*before.arms, *found.arms]
-                    before = EarlierStarts(windows, arms, found.decision or before.decision, run or before.run)
-                    found, run = EarlierStarts([], []), None
-                    run = msgspec.json.decode(line, type=RunInfo)
+                    before.windows += found.windows
+                    before.arms += found.arms
+                    before.causal += found.causal
+                    before.decision, before.run = found.decision or before.decision, found.run or before.run
+                    found = EarlierStarts()
+                    found.run = msgspec.json.decode(line, type=RunInfo)
                 elif line.startswith(_WINDOW):
                     found.windows.append(without_details(decode_window(line)))
                 elif line.startswith(_ARM):
                     found.arms.append(decode_arm(line))
+                elif line.startswith(_CAUSAL):
+                    found.causal.append(msgspec.json.decode(line, type=CausalWindow))
                 elif line.startswith(_DECISION):
-                    found = found._replace(decision=msgspec.json.decode(line, type=Decision))
+                    found.decision = msgspec.json.decode(line, type=Decision)
             except _UNREADABLE:
                 continue
     return before

@@ -10,6 +10,7 @@ import pytest
 from overlap_callbacks.analysis.causal import (
     Response,
     Verdict,
+    call_in_words,
     levels_of,
     longest_delay_ms,
     next_set,
@@ -19,18 +20,27 @@ from overlap_callbacks.analysis.causal import (
 )
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
-CALLS = tuple(DelayedCall("allreduce_", "0", place) for place in range(8))
+CALLS = tuple(DelayedCall("allreduce_", "data", 0, f"bucket {place}") for place in range(8))
 DELAY_MS = 10.0
 
 
 def window(
-    slack_ms: float, members: Sequence[DelayedCall] = CALLS[:1], *, steps: int = 36, noise: float = 0.1, number: int = 0
+    slack_ms: float,
+    members: Sequence[DelayedCall] = CALLS[:1],
+    *,
+    steps: int = 54,
+    noise: float = 0.1,
+    number: int = 0,
+    waits_next: bool = False,
 ) -> CausalWindow:
-    """Of steps of 100 ms that get longer by what exceeds the slack; the first is a stall."""
+    """Of steps of 100 ms that get longer by what exceeds the slack; the first is a stall.
+
+    ``waits_next``: the next step waits for the collective.
+    """
     levels = levels_of(steps, number)
+    waits = (0, *levels[:-1]) if waits_next else levels
     times = [
-        100 + max(0.0, level * DELAY_MS / 2 - slack_ms) + noise * (step * 7 % 5 - 2)
-        for step, level in enumerate(levels)
+        100 + max(0.0, level * DELAY_MS / 2 - slack_ms) + noise * (step * 7 % 5 - 2) for step, level in enumerate(waits)
     ]
     times[0] += 500
     return CausalWindow(
@@ -58,12 +68,18 @@ def test_slope_and_slack_of_a_collective(slack_ms: float, slope: float, verdict:
         assert found.slack_ms.value == pytest.approx(slack_ms, abs=0.2)
 
 
+def test_a_delay_for_which_the_next_step_waits_is_none_of_slack() -> None:
+    found = response(0, waits_next=True)
+    assert found.slope.value == pytest.approx(1, abs=0.02)
+    assert found.verdict is Verdict.BLOCKING
+
+
 def test_noise_makes_it_inconclusive_and_not_slack() -> None:
     assert response(0, noise=10).verdict is Verdict.INCONCLUSIVE
 
 
 def test_steps_that_do_not_count_leave_their_block_out() -> None:
-    whole = window(0, steps=12)
+    whole = window(0, steps=24)
     assert response_of([whole]) is not None
     times = (*whole.step_ms[:5], None, *whole.step_ms[6:])
     assert (
@@ -74,11 +90,12 @@ def test_steps_that_do_not_count_leave_their_block_out() -> None:
 
 @pytest.mark.parametrize("start", range(6))
 def test_each_level_is_as_often_at_each_place_of_a_block(start: int) -> None:
-    levels = levels_of(36, start)
-    places = Counter((step % 3, level) for step, level in enumerate(levels))
-    assert set(places.values()) == {4}
+    levels = levels_of(72, start)
+    assert levels[::2] == levels[1::2]
+    places = Counter((step // 2 % 3, level) for step, level in enumerate(levels))
+    assert set(places.values()) == {8}
     assert len(places) == 9
-    ends = [(levels[step - 1], levels[step]) for step in range(3, 36, 3)]
+    ends = [(levels[step - 1], levels[step]) for step in range(6, 72, 6)]
     assert not {(0, 0), (2, 2)} & set(ends)
 
 
@@ -88,12 +105,35 @@ def test_a_set_is_halved_until_its_members_are_cleared_or_known() -> None:
     while (delayed := next_set([CALLS], responses_of(windows), 100.0)) is not None:
         tested.append(len(delayed.members))
         windows.append(window(0 if blocking in delayed.members else 99, delayed.members, number=len(windows)))
-    assert tested == [8, 4, 4, 2, 2, 1, 1]
+    assert tested == [8, 4, 4, 2, 1, 1, 2]
     found = ranked(responses_of(windows))
     assert [of.delayed.members for of in found if of.alone and of.verdict is Verdict.BLOCKING] == [(blocking,)]
     assert {member for of in found if of.verdict is Verdict.SLACK for member in of.delayed.members} == {*CALLS} - {
         blocking
     }
+
+
+def test_each_dimension_is_tested_before_halves_of_one_and_what_is_given_up_is_halved() -> None:
+    windows = [window(0, CALLS[:4])]
+    others = CALLS[4:]
+    following = next_set([CALLS[:4], others], responses_of(windows), 100.0)
+    assert following is not None
+    assert following.members == others
+    following = next_set([CALLS[:4], others], responses_of(windows), 100.0, given_up={others, CALLS[4:6], CALLS[4:5]})
+    assert following is not None
+    assert following.members == CALLS[5:6]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (DelayedCall("_allgather_base_", "data", 0, "layers.3"), "all-gather of layers.3"),
+        (DelayedCall("_allgather_base_", "data", 1, "layers.3"), "all-gather of layers.3 #2"),
+        (DelayedCall("allreduce_", "data", 70), "all-reduce 71 of data"),
+    ],
+)
+def test_a_collective_in_words(call: DelayedCall, words: str) -> None:
+    assert call_in_words(call) == words
 
 
 def test_what_is_inconclusive_is_tested_again_a_few_times() -> None:

@@ -75,7 +75,7 @@ class FakeChecker:
     def await_ruling(self) -> Ruling:
         ruling = self.rulings.pop(0)
         if ruling.decision is Decision.GRANTED and ruling.placement is None and self.plan_window is not None:
-            placement, rhythms, _ = self.plan_window(None)
+            placement, rhythms, _ = self.plan_window(None, [])
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
         return ruling
 

@@ -20,33 +20,39 @@ from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import run_ranks
 
 RANKS_LOAD = ("torch",)
-STEP_S, EVERY, WINDOWS = 0.1, 42, 6
+STEP_S, EVERY, WINDOWS = 0.06, 42, 5
 SCHEDULE: dict[str, Any] = {"first_step": 4, "every_n_steps": EVERY, "repeats": 2, "profiled_steps": 0, "spread": False}
 
 
-def _step(blocking: torch.Tensor, slack: torch.Tensor) -> list[float]:
-    """Waits for the one before compute, and for the other after more compute than any delay."""
+def _step(blocking: torch.Tensor, slack: torch.Tensor, others: dist.ProcessGroup) -> list[float]:
+    """Waits for a collective before compute, for one after more compute than any delay; ranks 2 and 3 for one more."""
     blocking.fill_(1.0)
     slack.fill_(2.0)
-    gathered = torch.empty(2 * len(blocking))
+    gathered = torch.empty(4 * len(blocking))
     late = dist.all_reduce(slack, async_op=True)
     dist.all_gather_into_tensor(gathered, blocking, async_op=True).wait()
     time.sleep(STEP_S)
     late.wait()
+    if dist.get_rank() > 1:
+        of_others = torch.ones(64)
+        dist.all_reduce(of_others, group=others, async_op=True).wait()
+        return [float(gathered.sum()), float(slack.sum()), float(of_others.sum())]
     return [float(gathered.sum()), float(slack.sum())]
 
 
 def _train(rank: int, folder: str) -> list[list[float]]:
     tensors = torch.zeros(64), torch.zeros(64)
-    monitor = OverlapMonitor(
-        Schedule(**SCHEDULE), [JsonlSink(folder)], causal=True, max_overhead=None, power=False, strict=True
-    )
+    others = dist.new_group([2, 3])
     numbers = []
-    for step in range(SCHEDULE["first_step"] + WINDOWS * EVERY):
-        monitor.step_begin(step)
-        numbers.append(_step(*tensors))
-        monitor.step_end()
-    monitor.close()
+    for _ in range(2):  # the second start goes on in the record
+        monitor = OverlapMonitor(
+            Schedule(**SCHEDULE), [JsonlSink(folder)], causal=True, max_overhead=None, power=False, strict=True
+        )
+        for step in range(SCHEDULE["first_step"] + WINDOWS * EVERY):
+            monitor.step_begin(step)
+            numbers.append(_step(*tensors, others))
+            monitor.step_end()
+        monitor.close()
     deadline_s = time.monotonic() + 30
     while any(thread.name == "overlap-callbacks-delays" for thread in threading.enumerate()):
         assert time.monotonic() < deadline_s
@@ -56,29 +62,31 @@ def _train(rank: int, folder: str) -> list[list[float]]:
 
 @pytest.mark.alone
 def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
-    for numbers in run_ranks(_train, 2, str(tmp_path), timeout_s=120):
-        assert numbers == [[128.0, 256.0]] * len(numbers)
+    for rank, numbers in enumerate(run_ranks(_train, 4, str(tmp_path), timeout_s=180)):
+        assert numbers == [[256.0, 512.0, *([128.0] if rank > 1 else [])]] * len(numbers)
     found = record.read(tmp_path)
-    # Every second window: first all, then each half.
-    assert [window.window for window in found.causal] == [1, 3, 5]
-    assert [len(window.delayed.members) for window in found.causal] == [2, 1, 1]
-    assert len(found.windows) == 3
+    # Every second window: all of each dimension first, also of the group without rank 0; after the restart the halves.
+    assert [window.window for window in found.causal] == [1, 3, 1, 3]
+    assert [len(window.delayed.members) for window in found.causal] == [2, 1, 1, 1]
+    assert len(found.windows) == 6
     for window in found.causal:
         assert window.levels == levels_of(len(window.levels), window.window)
         assert window.missed == 0
-    alone = {of.delayed.members[0].operator: of for of in responses_of(found.causal) if of.alone}
-    blocking, slack = alone["_allgather_base_"], alone["allreduce_"]
-    assert blocking.slope.value > slack.slope.value
-    assert blocking.verdict is not Verdict.SLACK
+    alone = {of.delayed.members[0]: of for of in responses_of(found.causal) if of.alone}
+    assert len(alone) == 3
+    (slack,) = [of for call, of in alone.items() if (call.operator, call.group) == ("allreduce_", "world")]
+    for blocking in [of for of in alone.values() if of is not slack]:
+        assert blocking.slope.value > slack.slope.value
+        assert blocking.verdict is not Verdict.SLACK
     assert slack.verdict is not Verdict.BLOCKING
 
 
 def test_options_that_leave_no_causal_window_are_refused() -> None:
     with pytest.raises(ValueError, match="neither decide nor control"):
         MonitorConfig(causal=True, schedule=Schedule(control=True))
-    with pytest.raises(ValueError, match="every_n_steps of at least 13, got 12"):
+    with pytest.raises(ValueError, match="every_n_steps of at least 25, got 24"):
         MonitorConfig(
-            causal=True, schedule=Schedule(every_n_steps=12, repeats=1, profiled_steps=0, warmup_steps=0, spread=False)
+            causal=True, schedule=Schedule(every_n_steps=24, repeats=1, profiled_steps=0, warmup_steps=0, spread=False)
         )
     with pytest.raises(TypeError, match="causal"):
         MonitorConfig(causal=1)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_a_line_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 def test_a_device_in_place_of_the_record_is_not_read_without_end(tmp_path: Path) -> None:
     record = tmp_path / "overlap.jsonl"
     record.symlink_to("/dev/full")
-    assert earlier_starts(record) == EarlierStarts([], [])
+    assert earlier_starts(record) == EarlierStarts()
 
 
 def test_a_record_that_is_not_there_is_an_error(tmp_path: Path) -> None:

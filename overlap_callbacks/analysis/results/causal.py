@@ -6,28 +6,19 @@ import msgspec
 
 
 class DelayedCall(msgspec.Struct, frozen=True, array_like=True):
-    """A collective of a step.
+    """A collective of a step, the same for all groups of ranks that issue one for the same purpose.
 
     Attributes:
-        operator, group: of torch, and the group's name.
-        place: how many of this operator and group the step has issued before.
-        name: as its framework knows it; empty if nobody says.
-        dimension: of parallelism that the group serves; empty if not known.
+        operator: of torch.
+        group: dimension of parallelism that its group serves; the group's name if that is not known.
+        place: how many of this operator, group and name the step has issued before.
+        name: of what it is for, as its framework knows it; empty if nobody says.
     """
 
     operator: str
     group: str
     place: int
     name: str = ""
-    dimension: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.operator, self.group, self.place
-
-    @property
-    def label(self) -> str:
-        return self.name or f"{self.operator.strip('_')} {self.place} of {self.dimension or self.group}"
 
 
 class DelayedSet(msgspec.Struct, frozen=True):
@@ -41,10 +32,11 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A causal window on rank 0.
 
     Attributes:
-        delayed: what was delayed; its ``delay_ms`` is what a member's longest delay measured.
+        delayed: what was delayed; its ``delay_ms`` is what a member's longest delay measured on rank 0, as planned if
+            rank 0 issues no member.
         levels: of each step: its delay is so many halves of the longest.
-        step_ms: of each step; None for one that does not count.
-        missed: collectives that could not be delayed, in all steps.
+        step_ms: of each step; None for one that does not count, or in which not all members were delayed.
+        missed: members of rank 0 that could not be delayed, in all steps.
         charged_ms: of training time.
     """
 

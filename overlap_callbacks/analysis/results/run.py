@@ -72,5 +72,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     configuration: dict[str, Setting] = {}
     tells_end: bool = False
 
+    @property
+    def job(self) -> tuple[object, ...]:
+        """What must be the same for windows of one start to say something about another."""
+        job = self.world_size, self.backend, self.device, self.framework, self.torch_version
+        return *job, self.workload, self.configuration
+
 
 FILE_NAME = "overlap.jsonl"

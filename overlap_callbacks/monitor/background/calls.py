@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.experts import AllToAll, rank_experts
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
 from overlap_callbacks.analysis.kernels.issued import runs_on_host
-from overlap_callbacks.analysis.name_rules import collective_in_words, collective_of
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
 from overlap_callbacks.analysis.results.experts import RankExperts
 from overlap_callbacks.analysis.results.messages import NO_STAGE, RankMessages, RankRow
@@ -29,6 +29,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import RECEIVES, Collective
+from overlap_callbacks.gate.names import names_of
 from overlap_callbacks.gate.serialiser import MAX_TIMED, NotSerialised
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
@@ -45,8 +46,6 @@ _MAX_STEPS, _MAX_CALLS_A_STEP, _MAX_KINDS = 8, 4, 32
 _MAX_COMPARED, _MAX_EXPERT_STEPS = 64, 16
 # A smaller share of a step's bytes does not matter, e.g. a heartbeat of a few bytes between pipeline stages.
 _NEGLIGIBLE = 0.01
-# More collectives of a kind in a step are not named by their place.
-_MAX_PLACES = 24
 
 T = TypeVar("T")
 
@@ -168,18 +167,15 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
 def name_calls(steps: Sequence[MeasuredStep]) -> None:
     """Name the collectives of profiled steps: as those at their places in a recorded step of the same sequence.
 
-    Others are named by the place of their kind in the step, unless there are many.
+    Others are named by the place of their kind in the step; see ``names_of``.
     """
     recorded = {step.log.signature: step.log.collectives for step in steps if step.plan.part is Part.RECORDED}
     for step in _with_pauses([step for step in steps if step.profile_index >= 0]):
-        calls = [call for call in step.log.collectives if call.group_size > 1]
         for call, known in zip(step.log.collectives, recorded.get(step.log.signature, ()), strict=False):
             if call.splits or (call.bytes_in, call.bytes_out) == (known.bytes_in, known.bytes_out):
                 call.name = known.name
-        of_kind = grouped(calls, lambda call: collective_in_words(call.operator))
-        for kind, alike in of_kind.items():
-            for number, call in enumerate(alike if len(alike) <= _MAX_PLACES else (), start=1):
-                call.name = call.name or f"{kind} {number} of {len(alike)}"
+        for call, name in zip(step.log.collectives, names_of(step.log.collectives), strict=True):
+            call.name = name
 
 
 # -- collectives of a host library (Gloo) in a job on a device, which its profile does not show

@@ -1,16 +1,29 @@
-"""Causal windows: rank 0 chooses what each delays, and reads off their steps whether it holds the step up."""
+"""Causal windows: rank 0 chooses what each delays, and reads off their steps whether it holds the step up.
+
+Rank 0 knows the collectives of all ranks from the order check, named alike: of a dimension of parallelism all groups
+are delayed at once, also those without rank 0, on every rank that issues a collective of that name. Rank 0's own step
+times tell what that costs: a job's ranks take equally long for two steps on end, whichever of them waits.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from overlap_callbacks.analysis.causal import LEVELS, next_set, responses_of
+from overlap_callbacks.analysis.causal import LEVELS, next_set, response_of, responses_of
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.sums import grouped
+from overlap_callbacks.gate.delays import CallKey, Delayable, delayable
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -18,17 +31,32 @@ from overlap_callbacks.monitor.background.measurement import with_times
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredWindow
 from overlap_callbacks.monitor.window_cost import WindowCost
+from overlap_callbacks.sinks.jsonl import earlier_starts
 
 # One window in so many is causal, once there is one of the usual kind: it tells what is exposed.
 _EVERY = 2
 # Windows lost in a row after which a set is given up.
 _MOST_LOST = 3
+# Maximum time that the order check waits for the record of earlier starts, which is read on the reporting thread.
+_READ_S = 1.0
+
+
+def encoded_calls(log: StepLog) -> bytes:
+    """What can be delayed of this rank's step, for rank 0."""
+    found = [one for _, one in delayable(log.collectives).values()]
+    return zlib.compress(msgspec.msgpack.encode(found), 1)
+
+
+def keys_of(delayed: DelayedSet, log: StepLog) -> tuple[CallKey, ...]:
+    """Of a set, what this rank issues."""
+    own = delayable(log.collectives)
+    return tuple([own[member][0] for member in delayed.members if member in own])
 
 
 class Causes:
     """What a job knows of its causes.
 
-    The order check's thread calls ``choose``, the reporting thread ``report``.
+    The order check's thread calls ``choose``, the reporting thread the other methods.
 
     Args:
         budget: charged for what the delays cost.
@@ -38,17 +66,39 @@ class Causes:
     def __init__(self, budget: WindowBudget, *, chooses: bool) -> None:
         self._budget, self._chooses = budget, chooses
         self._lock = threading.Lock()
+        self._is_open = threading.Event()
         self._windows: list[CausalWindow] = []
         self._lost = Counter[tuple[DelayedCall, ...]]()
+        self._exposed_ms: dict[tuple[str, str], float] = {}  # by kind and name, in the last window that tells
 
-    def choose(self, window: int, log: StepLog, step_ms: float) -> DelayedSet | None:
-        """What a window is to delay, by a recorded step; None for one of the usual kind."""
-        if not self._chooses or window % _EVERY != _EVERY - 1 or step_ms <= 0:
+    def open(self, record: Path | None, run: RunInfo) -> None:
+        """Begin, with what the record has of earlier starts if their job was configured as this one, ``run``."""
+        if self._chooses and record is not None:
+            with contextlib.suppress(OSError):  # the record's own sink has reported it
+                earlier = earlier_starts(record)
+                if earlier.run is not None and earlier.run.job == run.job:
+                    self._windows += earlier.causal
+        self._is_open.set()
+
+    def note(self, report: OverlapReport) -> None:
+        """Note which collectives a window of the usual kind found exposed."""
+        if report.exposure is not None and report.exposure.names:
+            names = grouped(report.exposure.names, lambda row: (row.collective, row.name))
+            with self._lock:
+                self._exposed_ms = {key: sum([row.exposed_ms for row in rows]) for key, rows in names.items()}
+
+    def choose(self, window: int, of_ranks: Iterable[bytes], step_ms: float) -> DelayedSet | None:
+        """What a window is to delay, of what the ranks have encoded; None for a window of the usual kind."""
+        if not self._chooses or window % _EVERY != _EVERY - 1 or step_ms <= 0 or not self._is_open.wait(_READ_S):
             return None
+        calls = [
+            one for data in of_ranks for one in msgspec.msgpack.decode(zlib.decompress(data), type=list[Delayable])
+        ]
         with self._lock:
             given_up = {members for members, lost in self._lost.items() if lost >= _MOST_LOST}
-            first = [members for members in by_dimension(log) if members not in given_up]
-            return next_set(first, responses_of(self._windows), step_ms)
+            known = [found.delayed.members for found in self._windows]
+            first = by_dimension(calls, self._exposed_ms, known)
+            return next_set(first, responses_of(self._windows), step_ms, given_up)
 
     def report(
         self, window: MeasuredWindow, cost: WindowCost, await_normal_steps: Callable[[WindowCost], None]
@@ -64,50 +114,50 @@ class Causes:
             self._lost[window.delayed.members] += 1
             if found is None or not self._chooses:
                 return []
-            self._lost[window.delayed.members] = 0
+            if response_of([found]) is not None:
+                self._lost[window.delayed.members] = 0
             self._windows.append(msgspec.structs.replace(found, charged_ms=cost_ms))
             return self._windows[-1:]
 
 
-def by_dimension(log: StepLog) -> list[tuple[DelayedCall, ...]]:
-    """The collectives of a step that can be delayed, by dimension of parallelism; the largest first."""
-    places = Counter[tuple[str, str]]()
-    found: dict[str, list[DelayedCall]] = defaultdict(list)
-    num_bytes = Counter[str]()
-    for call in log.collectives:
-        place = places[call.key]
-        places[call.key] += 1
-        if call.group.ranks and not (call.coalesced or call.point_to_point or "barrier" in call.operator):
-            dimension = call.dimension or call.group.name
-            found[dimension].append(DelayedCall(*call.key, place, call.name, call.dimension))
-            num_bytes[dimension] += max(call.bytes_in, call.bytes_out)
-    return [tuple(found[dimension]) for dimension, _ in num_bytes.most_common()]
+def by_dimension(
+    calls: Sequence[Delayable], exposed_ms: dict[tuple[str, str], float], known: Sequence[tuple[DelayedCall, ...]] = ()
+) -> list[tuple[DelayedCall, ...]]:
+    """The collectives by dimension of parallelism: exposed ones first, then by bytes; in a dimension as they come.
+
+    A set that was tested before, one of ``known``, has its order of then: its halves are the same.
+    """
+    weights: dict[DelayedCall, tuple[float, int]] = {}
+    for call, name, num_bytes in calls:
+        weight = exposed_ms.get((collective_of(call.operator), name), 0.0), num_bytes
+        weights[call] = max(weight, weights.get(call, weight))
+    found = []
+    for members in grouped(weights, lambda call: call.group).values():
+        ordered = tuple(sorted(members, key=lambda call: -weights[call][0]))
+        found.append(next((one for one in known if set(one) == set(ordered)), ordered))
+    return sorted(found, key=lambda members: [-sum(of) for of in zip(*map(weights.__getitem__, members), strict=True)])
 
 
 def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float]:
     """A closed causal window, None if it cannot be used; and how much longer than undelayed its steps took, ms."""
-    delayed = window.delayed
+    delayed, wanted = window.delayed, len(window.delayed_keys)
     steps = [step for step in window.steps if step.plan.part is Part.DELAYED]
     if delayed is None or not window.complete or not steps:
         return None, 0.0
     clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
     steps = with_times(steps)
-    times_ms = tuple([None if step.spoilt else step.ms for step in steps])
-    own_ms = [ms for step, ms in zip(steps, times_ms, strict=True) if ms is not None and not step.plan.level]
-    longer_ms = sum([ms - fmean(own_ms) for ms in times_ms if ms is not None]) if own_ms else 0.0
+    own_ms = [step.ms for step in steps if step.ms is not None and not (step.spoilt or step.plan.level)]
+    longer_ms = sum([step.ms - fmean(own_ms) for step in steps if step.ms and not step.spoilt]) if own_ms else 0.0
     longest = [_measured_ms(delay) for step in steps if step.plan.level == LEVELS - 1 for delay in step.log.delays]
-    if not longest:
+    if wanted and not longest:
         return None, max(0.0, longer_ms)
-    measured = msgspec.structs.replace(delayed, delay_ms=fmean(longest))
-    levels = tuple([step.plan.level for step in steps])
-    wanted = len(steps) * len(delayed.members)
     return CausalWindow(
         window=window.number,
         first_step=window.first_step,
-        delayed=measured,
-        levels=levels,
-        step_ms=times_ms,
-        missed=wanted - sum([len(step.log.delays) for step in steps]),
+        delayed=msgspec.structs.replace(delayed, delay_ms=fmean(longest)) if longest else delayed,
+        levels=tuple([step.plan.level for step in steps]),
+        step_ms=tuple([None if step.spoilt or len(step.log.delays) < wanted else step.ms for step in steps]),
+        missed=wanted * len(steps) - sum([len(step.log.delays) for step in steps]),
     ), max(0.0, longer_ms)
 
 

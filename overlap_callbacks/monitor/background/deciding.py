@@ -67,11 +67,11 @@ class Deciding:
 
     def open(self, record: Path | None, run: RunInfo) -> None:
         """Begin, with what the record has of earlier starts if their job was configured as this one, ``run``."""
-        earlier = EarlierStarts([], [])
+        earlier = EarlierStarts()
         with contextlib.suppress(OSError):  # the record's own sink has reported it
             earlier = earlier if record is None else earlier_starts(record)
-        if earlier.run is None or _configured(earlier.run) != _configured(run):
-            earlier = EarlierStarts([], [])
+        if earlier.run is None or earlier.run.job != run.job:
+            earlier = EarlierStarts()
         reports: list[ArmReport | OverlapReport] = [*earlier.windows, *earlier.arms]
         decided = earlier.decision
         with self._lock:
@@ -180,8 +180,3 @@ class Deciding:
 
 def _skip(reason: str, next_window: int = 0) -> Skip:
     return Skip(f"no arm is measured: {reason} [OC141]", next_window)
-
-
-def _configured(run: RunInfo) -> tuple[object, ...]:
-    """What must be the same for windows of one start to say something about another."""
-    return run.world_size, run.backend, run.device, run.framework, run.torch_version, run.workload, run.configuration

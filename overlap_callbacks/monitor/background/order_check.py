@@ -88,8 +88,11 @@ class Ruling(msgspec.Struct, frozen=True):
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial and a causal window), the
-# rhythms known by then, and what a causal window delays. The arm is None if nobody has chosen it.
-WindowPlanner = Callable[["ChosenArm | None"], tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]]
+# rhythms known by then, and what a causal window delays. The arm is None if nobody has chosen it. The list has what
+# the ranks can delay, of ``Submissions``.
+WindowPlanner = Callable[
+    ["ChosenArm | None", list[bytes]], tuple[Placement | None, tuple[Rhythm, ...], DelayedSet | None]
+]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer [OC208]")
 
@@ -290,7 +293,8 @@ def check_order(
     ``verdicts`` of earlier checks, a reason to ``skip`` the window, may have ``chosen`` its arm and which to ``keep``
     after it, and knows whether windows go on back to back (``quick``).
     """
-    part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
+    own = Submissions.of(exchange.tree.rank, recorded.kinds, message, recorded.delayable)
+    part = submit(exchange, key, own, timeout_s, stop)
     if part is None:
         ruling = Ruling(Decision.LATE, _not_taken_by(exchange.tree.parent))
     elif exchange.tree.parent is not None:
@@ -306,7 +310,7 @@ def check_order(
                 Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives [OC209]"
             )
         if ruling.decision is Decision.GRANTED and plan_window is not None:
-            placement, rhythms, delayed = plan_window(chosen)
+            placement, rhythms, delayed = plan_window(chosen, part.delayable)
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms, delayed=delayed)
         if ruling.decision is Decision.GRANTED and chosen is not None:
             ruling = msgspec.structs.replace(ruling, arm=chosen.name, trial=chosen.trial)

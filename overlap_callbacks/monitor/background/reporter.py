@@ -143,7 +143,7 @@ class Reporter:
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
-        if self._sinks or self._deciding is not None:
+        if self._job.rank == 0:
             self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
@@ -280,6 +280,8 @@ class Reporter:
             self._sinks.log_arm(of_arm)
             self._decide(of_arm, charged_s)
             return
+        if self._causes is not None:
+            self._causes.note(report)
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)
@@ -372,11 +374,13 @@ class Reporter:
         Notices.announce(message)
 
     def _open_sinks(self) -> None:
-        if self._opened or not (self._sinks or self._deciding is not None):
+        if self._opened or self._job.rank:
             return
         self._opened = True
         run = self._run()
         self._sinks.open(run)
+        if self._causes is not None:
+            self._causes.open(self._sinks.record, run)
         if self._deciding is not None:
             self._deciding.open(self._sinks.record, run)
 

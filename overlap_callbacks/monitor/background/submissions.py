@@ -49,6 +49,7 @@ class RecordedKinds(NamedTuple):
     kinds: tuple[CollectiveSequence, ...]  # the sequence of each kind of step, in order of first occurrence
     of_steps: tuple[int, ...] = (0,)  # the kind of each step, as an index into ``kinds``
     counts: Mapping[str, int] = MappingProxyType({})  # collectives issued before, by group name
+    delayable: bytes = b""  # what a causal job can delay, encoded; empty in others
 
     @classmethod
     def of(cls, logs: Sequence[StepLog], rank: int) -> RecordedKinds:
@@ -159,28 +160,37 @@ class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     messages: list[tuple[bytes, list[Run]]]  # each different message, encoded, with the runs of ranks that submit it
     sequences: dict[str, bytes]  # each different sequence, compressed, by digest; if too many, some are missing
+    delayable: list[bytes] = []  # each different one of ``RecordedKinds``; if too many, some are missing
 
     @classmethod
-    def of(cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage) -> Submissions:
+    def of(
+        cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage, delayable: bytes = b""
+    ) -> Submissions:
         """From one rank: the sequences of its kinds of steps, and the message that names them."""
         encoded = msgspec.msgpack.encode(message, order="deterministic")
         sequences = [zlib.compress(kind.encode(), 1) for kind in kinds]
-        return cls([(encoded, [(rank, rank)])], dict(zip(message.kinds, sequences, strict=True)))
+        by_digest = dict(zip(message.kinds, sequences, strict=True))
+        return cls([(encoded, [(rank, rank)])], by_digest, [delayable] if delayable else [])
 
     @classmethod
     def merge(cls, parts: Iterable[Submissions]) -> Submissions:
         """Combine the ranks of all parts."""
         runs: dict[bytes, list[Run]] = {}
         sequences: dict[str, bytes] = {}
+        delayable: dict[bytes, None] = {}
         room = MAX_SEQUENCE_BYTES
         for part in parts:
+            for one in part.delayable:
+                if one not in delayable and len(one) <= room:
+                    delayable[one] = None
+                    room -= len(one)
             for message, of_message in part.messages:
                 runs.setdefault(message, []).extend(of_message)
             for digest, data in part.sequences.items():
                 if digest not in sequences and len(data) <= room:
                     sequences[digest] = data
                     room -= len(data)
-        return cls([(message, joined(of_message)) for message, of_message in runs.items()], sequences)
+        return cls([(message, joined(of_message)) for message, of_message in runs.items()], sequences, list(delayable))
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

@@ -64,13 +64,12 @@ def answer(responses: Sequence[Response]) -> str:
 
 
 def _won(of: Response, lengths_ms: Mapping[tuple[str, str], float]) -> Cell:
-    """What removing it would win at most: its length, as far as the step follows it."""
+    """What removing it would win at most: its length, if the step waits for it."""
     member = of.delayed.members[0]
     length_ms = lengths_ms.get((member.operator, member.group))
     if not of.alone or of.verdict is not Verdict.BLOCKING or length_ms is None:
         return EMPTY
-    most_ms = length_ms * min(1.0, of.slope.value)
-    return Cell(f"up to {PAGE.quantity(most_ms, 'ms')}", most_ms)
+    return Cell(f"up to {PAGE.quantity(length_ms, 'ms')}", length_ms)
 
 
 def _table(responses: Sequence[Response], lengths_ms: Mapping[tuple[str, str], float]) -> Table:

@@ -72,8 +72,9 @@ class WandbSink(Sink):
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
-    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the tables ``arm/arms``, and
-      ``overlap/causal`` of delayed collectives. The summary's ``overlap/decision``: what the job has decided on arms.
+    - ``overlap/causal``: what delaying collectives did to the step.
+    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``. The
+      summary's ``overlap/decision``: what the job has decided on arms.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
     - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
@@ -147,7 +148,7 @@ class WandbSink(Sink):
         if self._record is not None:
             with contextlib.suppress(OSError):  # the record's own sink has reported it
                 earlier = earlier_starts(self._record)
-                self._windows, self._arms = earlier.windows, earlier.arms
+                self._windows, self._arms, self._causal = earlier.windows, earlier.arms, earlier.causal
                 self._next_tables = len(self._windows) + 1
 
     def log(self, report: OverlapReport) -> None:
@@ -266,6 +267,8 @@ class WandbSink(Sink):
         if row.pictured is not None:
             report, so_far = row.pictured
             content = _detailed(tables(report, so_far.figures), self._detail)
+            if self._causal:
+                content[CAUSAL_TABLE] = causal_table(self._causal)
             part = {**_tables(wandb, content), STEP_KEY: row.metrics[STEP_KEY]}
             self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
 

@@ -1,0 +1,103 @@
+"""What causal windows delay first, by dimension, exposure and what was tested before; groups of other ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.causal import levels_of
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.gate.collectives import Collective, Group
+from overlap_callbacks.gate.delays import Delayable, delayable
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.causes import Causes, by_dimension, encoded_calls, keys_of
+from overlap_callbacks.monitor.background.submissions import Submissions
+from overlap_callbacks.sinks import JsonlSink
+from tests.report.runs import run_info
+from tests.report.runs import window as window_report
+
+
+def call(group: str, dimension: str, name: str, operator: str = "allreduce_", size: int = 100) -> Collective:
+    of_group = Group(group, "", (0, 1), "nccl", dimension, 2)
+    return Collective(operator, of_group, size, size, None, 0, -1, 0, 0, name=name)
+
+
+def log(*calls: Collective) -> StepLog:
+    return StepLog(tuple(calls), 0, None)
+
+
+# Two tensor-parallel groups of one stage, and a stage with other layers.
+RANKS = [
+    log(call("7", "tensor", "layers.0"), call("1", "data", "bucket 0"), call("7", "tensor", "layers.0")),
+    log(call("8", "tensor", "layers.0"), call("2", "data", "bucket 0"), call("8", "tensor", "layers.0")),
+    log(call("9", "tensor", "layers.5"), call("3", "data", "bucket 0"), call("3", "data", "bucket 1")),
+]
+
+
+def test_groups_of_all_ranks_are_delayed_and_those_of_one_purpose_together() -> None:
+    parts = [Submissions([], {}, [encoded_calls(of_rank)]) for of_rank in RANKS]
+    causes = Causes(WindowBudget(None), chooses=True)
+    causes.open(None, run_info())
+    chosen = causes.choose(1, Submissions.merge(parts).delayable, 100.0)
+    assert chosen is not None
+    tensor = [("allreduce_", "tensor", 0, "layers.0"), ("allreduce_", "tensor", 1, "layers.0")]
+    assert [msgspec.structs.astuple(member) for member in chosen.members] == [
+        *tensor,
+        ("allreduce_", "tensor", 0, "layers.5"),
+    ]
+    assert [keys_of(chosen, of_rank) for of_rank in RANKS] == [
+        (("allreduce_", "7", 0), ("allreduce_", "7", 1)),
+        (("allreduce_", "8", 0), ("allreduce_", "8", 1)),
+        (("allreduce_", "9", 0),),
+    ]
+
+
+def test_groups_of_no_known_dimension_are_told_apart() -> None:
+    found = delayable(log(call("7", "other", ""), call("8", "other", "")).collectives)
+    assert [member.group for member in found] == ["7", "8"]
+
+
+CALLS = [Delayable(DelayedCall("allreduce_", "tensor", n), f"layers.{n}", 1000) for n in range(3)]
+CALLS += [Delayable(DelayedCall("_allgather_base_", "data", n), f"layers.{n}", 10) for n in range(3)]
+
+
+def test_the_exposed_come_first_then_those_of_most_bytes() -> None:
+    assert [members[0].group for members in by_dimension(CALLS, {})] == ["tensor", "data"]
+    exposed_ms = {("all_gather", "layers.2"): 3.0, ("all_gather", "layers.1"): 4.0, ("all_reduce", "layers.1"): 1.0}
+    found = by_dimension(CALLS, exposed_ms)
+    assert [members[0].group for members in found] == ["data", "tensor"]
+    assert [member.place for member in found[0]] == [1, 2, 0]
+    # A dimension that was tested keeps its order, so that its halves are the same.
+    tested = tuple(one.call for one in CALLS[3:])
+    assert by_dimension(CALLS, exposed_ms, [tested])[0] == tested
+
+
+@pytest.mark.parametrize("same_job", [True, False])
+def test_a_resumed_job_goes_on_with_what_its_record_has(same_job: bool, tmp_path: Path) -> None:
+    members = tuple(one.call for one in CALLS[:2])
+    levels = levels_of(54)
+    window = CausalWindow(
+        window=1, first_step=0, delayed=DelayedSet(members, 10.0), levels=levels,
+        step_ms=tuple([100.0 + 5 * level for level in levels]),
+    )  # fmt: skip
+    starts: list[RunInfo] = [run_info(), run_info() if same_job else msgspec.structs.replace(run_info(), world_size=99)]
+    for run in starts:
+        sink = JsonlSink(tmp_path)
+        sink.open(run)
+        if run is starts[0]:
+            sink.log(window_report(0))
+            sink.log_causal(window)
+        sink.close()
+    causes = Causes(WindowBudget(None), chooses=True)
+    causes.open(sink.path, starts[1])
+    chosen = causes.choose(1, [encoded()], 100.0)
+    assert chosen is not None
+    assert chosen.members == (members[:1] if same_job else members)
+
+
+def encoded() -> bytes:
+    return encoded_calls(log(call("7", "tensor", ""), call("7", "tensor", "")))
