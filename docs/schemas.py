@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from overlap_callbacks.analysis.advice import Advice
 from overlap_callbacks.analysis.bench import GemmFigures, TransferFigures
+from overlap_callbacks.analysis.causal_findings import Fix
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.communication.predicted import CheckedRow
 from overlap_callbacks.analysis.results.arm import ARM_DEVICE_FIGURES, ARM_FAMILIES, ARM_FIGURES
@@ -101,7 +102,8 @@ Run = made(
     race=RaceCheck | None,
     causal=list[made(
         "Delayed", members=tuple[DelayedCall, ...], delay_ms=float, slope=Estimate, slack_ms=Estimate | None,
-        longer_ms=list[float], num_windows=int, verdict=str,
+        longer_ms=list[float], num_windows=int, verdict=str, removed_wins_at_most_ms=float | None,
+        exposed_ms=float | None, hidden_ms=float | None, profile_differs=str, fix=made("Fix", Fix) | None,
     )],
     throughput=Throughput | None, measuring_cost=Estimate | None, quick_cost=Estimate | None, sides=ESTIMATES,
     unfinished=WindowFigures | None,

@@ -10,7 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.buckets import bucket_sizes, bytes_of_a_gradient, gradient_bytes_of, try_sizes
+from overlap_callbacks.analysis.buckets import (
+    LONG_MESSAGE_BYTES,
+    SHORT_MESSAGE_BYTES,
+    bucket_sizes,
+    bytes_of_a_gradient,
+    gradient_bytes_of,
+    try_sizes,
+)
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
 from overlap_callbacks.analysis.exposure import collectives_in_words, most_exposed_by_name, name_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, listed
@@ -27,10 +34,6 @@ from overlap_callbacks.analysis.stragglers import Straggler
 DOCS = "docs/bottlenecks.md"
 # A loss of at least this fraction of a step is worth advice.
 WORTH = 0.03
-# Data-parallel messages below the first size lack bandwidth on most links, and above the second they start late: DDP's
-# default bucket has 25 MB.
-_SHORT_MESSAGE_BYTES = 4e6
-_LONG_MESSAGE_BYTES = 100e6
 # With this few blocks, a communication kernel leaves compute nearly all SMs.
 _FEW_BLOCKS = 4
 # Padding, and small reductions of other tensors, keep a step's bytes from being an exact multiple of the gradients'.
@@ -419,7 +422,7 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
         (isinstance(cap, (int, float)) and cap >= found.gradient_bytes) or messages <= found.times
     )
     all_bytes = sum(row.size_bytes for row in rows) if found is None else found.gradient_bytes
-    if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
+    if mean_bytes < SHORT_MESSAGE_BYTES and messages > 1 and not whole:
         because = f"{size}: short messages do not fill a link. {won}"
         most = job.up_to(exposed_ms, more_ms=job.parts.idle_ms)
         if "fsdp_units" in job.configuration:
@@ -427,9 +430,9 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
         elif sizes := bucket_sizes(all_bytes, cap, larger=True):
             yield _advice("buckets", "Raise the bucket size.", because, most, try_sizes(cap, sizes), rises=True)
     elif (
-        mean_bytes > _LONG_MESSAGE_BYTES
-        or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES)
-        or (whole and all_bytes > 2 * _SHORT_MESSAGE_BYTES)
+        mean_bytes > LONG_MESSAGE_BYTES
+        or (messages == 1 and mean_bytes > 2 * SHORT_MESSAGE_BYTES)
+        or (whole and all_bytes > 2 * SHORT_MESSAGE_BYTES)
     ):
         because = f"{size}: a long message begins late in the backward pass. {won}"
         if sizes := bucket_sizes(all_bytes, cap, larger=False):

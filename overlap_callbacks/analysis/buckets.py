@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis.results.run import Setting
 
+# Data-parallel messages below the first size lack bandwidth on most links, and above the second they start late: DDP's
+# default bucket has 25 MB.
+SHORT_MESSAGE_BYTES, LONG_MESSAGE_BYTES = 4e6, 100e6
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Bucket sizes to try, in MiB; the least ratio of two; the number of buckets that lets some overlap; what makes a size
 # another.

@@ -7,8 +7,8 @@ time by which the longest delay makes the step longer, over that delay: 1 if the
 
 What removing a collective wins is at most its length, if the step waits for it. The slope tells no more: one that
 queues behind others may begin later at no cost, and yet those behind it would come earlier without it. Virtual speed-up
-(all others delayed alike) is no better: in jobs of known gains it errs by 0.21 to 0.36 of a collective's length, the
-slope by 0.19 to 0.42 (``benchmarks/causal.py``), and it delays hundreds of collectives to know of one. So it is not
+(all others delayed alike) is no better: in jobs of known gains it errs by 0.25 to 0.36 of a collective's length, the
+slope by 0.26 to 0.40 (``benchmarks/causal.py``), and it delays hundreds of collectives to know of one. So it is not
 offered.
 
 **The next step** may be the one that waits, or the one in which rank 0 feels what other stages waited for. So each
@@ -99,6 +99,7 @@ class Response:
             least so long if the step did not get longer at all.
         levels_ms: mean step time at each delay, less that without.
         num_windows: of the set.
+        step_ms: mean step time without delay.
     """
 
     delayed: DelayedSet
@@ -106,6 +107,7 @@ class Response:
     slack_ms: Estimate | None
     levels_ms: tuple[float, ...]
     num_windows: int = 1
+    step_ms: float = 0.0
 
     @property
     def alone(self) -> bool:
@@ -130,10 +132,11 @@ class Response:
 
 def response_of(windows: Sequence[CausalWindow], confidence: float = CONFIDENCE) -> Response | None:
     """The response of one set to the delays of its windows; None with fewer than ``MIN_BLOCKS`` whole blocks."""
-    slopes, longer = [], []
+    slopes, longer, undelayed = [], [], []
     for window in windows:
         blocks = _blocks(window.levels, window.step_ms)
         longer.append(blocks - blocks[:, :1])
+        undelayed.append(blocks[:, 0])
         slopes.append(longer[-1][:, -1] / window.delayed.delay_ms)
     of_blocks = np.concatenate(slopes) if slopes else np.zeros(0)
     if len(of_blocks) < MIN_BLOCKS:
@@ -141,7 +144,8 @@ def response_of(windows: Sequence[CausalWindow], confidence: float = CONFIDENCE)
     delayed = windows[-1].delayed
     slope = _mean(of_blocks, confidence)
     means = np.concatenate(longer).mean(axis=0)
-    return Response(delayed, slope, _slack_ms(slope, delayed.delay_ms), tuple(means.tolist()), len(windows))
+    slack_ms, step_ms = _slack_ms(slope, delayed.delay_ms), float(np.concatenate(undelayed).mean())
+    return Response(delayed, slope, slack_ms, tuple(means.tolist()), len(windows), step_ms)
 
 
 def _blocks(levels: Sequence[int], step_ms: Sequence[float | None]) -> Floats:

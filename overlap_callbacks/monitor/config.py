@@ -105,7 +105,8 @@ class MonitorConfig:
             raise ValueError("decide needs windows in which arms are turned: control=True turns none")
         if self.causal and (self.decide is not None or self.schedule.control):
             raise ValueError(
-                "causal=True delays collectives in windows of its own: give neither decide nor control=True"
+                "causal=True delays collectives of the job as configured: give neither decide nor control=True with "
+                "it; start with causal=True, then let a later start decide between the arms that it names"
             )
         if self.causal and self.schedule.delayed_steps < BLOCK_STEPS * MIN_BLOCKS:
             least = self.schedule.decided_at + BLOCK_STEPS * MIN_BLOCKS

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries, trade_offs
-from overlap_callbacks.analysis.causal import ranked, responses_of
 from overlap_callbacks.analysis.communication.link_peaks import Peaks
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.causal import causal_findings
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
 from overlap_callbacks.report.views.quality import cost_of, quick_cost_of, race_of
 from overlap_callbacks.report.views.sections import exposure_of
@@ -38,15 +38,20 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "decision": record.decision,
         "causal": [
             {
-                "members": response.delayed.members,
-                "delay_ms": response.delayed.delay_ms,
-                "slope": response.slope,
-                "slack_ms": response.slack_ms,
-                "longer_ms": response.levels_ms,
-                "num_windows": response.num_windows,
-                "verdict": response.verdict.value,
+                "members": found.response.delayed.members,
+                "delay_ms": found.response.delayed.delay_ms,
+                "slope": found.response.slope,
+                "slack_ms": found.response.slack_ms,
+                "longer_ms": found.response.levels_ms,
+                "num_windows": found.response.num_windows,
+                "verdict": found.response.verdict.value,
+                "removed_wins_at_most_ms": found.won_ms,
+                "exposed_ms": found.exposed_ms,
+                "hidden_ms": found.hidden_ms,
+                "profile_differs": found.contradiction(),
+                "fix": None if fix is None else fix._asdict(),
             }
-            for response in ranked(responses_of(record.causal))
+            for found, fix in causal_findings(record)
         ],
         "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),

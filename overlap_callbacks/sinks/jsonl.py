@@ -17,6 +17,7 @@ import os
 import shutil
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import predictions_of
+from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
+from overlap_callbacks.analysis.results.exposure import Exposure
+from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -56,6 +60,8 @@ class JsonlSink(Sink):
         self._run: RunInfo | None = None
         self._details = KeptDetails()
         self._predicted: set[tuple[str, bool | None]] = set()
+        self._causal: list[CausalWindow] = []
+        self._exposure: Exposure | None = None
 
     def kept_record(self) -> Path:
         return self.path
@@ -92,6 +98,11 @@ class JsonlSink(Sink):
 
     def log_causal(self, window: CausalWindow) -> None:
         self._write("causal", window)
+        self._causal.append(window)
+        exposure, configuration = self._exposure, {} if self._run is None else self._run.configuration
+        for found in findings_of(self._causal, exposure):
+            fix = fix_of(found, exposure, configuration)
+            self._predict([] if fix is None else [fix.prediction(found)])
 
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         self._write("left_out", {"window": window, "first_step": first_step, "reason": reason})
@@ -104,8 +115,13 @@ class JsonlSink(Sink):
 
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))
-        for prediction in predictions_of(report, self._run):
-            if (prediction.topic, prediction.rises) not in self._predicted:
+        self._exposure = report.exposure or self._exposure
+        self._predict(predictions_of(report, self._run))
+
+    def _predict(self, predictions: Sequence[Prediction | None]) -> None:
+        """Write those of a kind that has none yet."""
+        for prediction in predictions:
+            if prediction is not None and (prediction.topic, prediction.rises) not in self._predicted:
                 self._predicted.add((prediction.topic, prediction.rises))
                 self._write("prediction", prediction)
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.report import record
+from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import run_ranks
 from tests.toggling import at_night
 
-RANKS_LOAD = ("tests.integrations.parallel_jobs", "tests.integrations.deepspeed_jobs")
+RANKS_LOAD = ("tests.integrations.parallel_jobs", "tests.integrations.deepspeed_jobs", "lightning.pytorch")
 STEPS = 68
 OPTIONS: dict[str, Any] = {
     "causal": True, "first_step": 3, "every_n_steps": 32, "repeats": 2, "profiled_steps": 0, "max_overhead": None,
@@ -61,3 +62,50 @@ def test_training_with_delays_has_the_same_bits(job: str, tmp_path: Path) -> Non
     (window,) = record.read(tmp_path).causal
     assert window.delayed.delay_ms > 0
     assert set(window.levels) == {0, 1, 2}
+    assert window.missed == 0
+
+
+def _megatron(rank: int, folder: str) -> tuple[str, str]:
+    """Two stages of two tensor-parallel ranks: three of the four groups of each kind are without rank 0."""
+    from tests.integrations import megatron_jobs as jobs
+    from tests.integrations import megatron_shims
+
+    megatron_shims.install()
+    setup, sinks = jobs.FOUR_RANKS["tp_pp"], [JsonlSink(folder)]
+    plain = jobs.train_absent(setup, STEPS)
+    with jobs.job(setup) as training:
+        monitor = jobs.attach(training.model, training.optimizer, sinks=sinks, **OPTIONS)
+        for _ in range(STEPS):
+            training.step()
+        monitor.close()
+        return plain, training.digest()
+
+
+def test_megatron_jobs_of_tensor_and_pipeline_parallelism_are_delayed_in_all_stages(tmp_path: Path) -> None:
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("Megatron-core is not installed")
+    for plain, delayed in run_ranks(_megatron, 4, str(tmp_path), timeout_s=180):
+        assert plain == delayed
+    (window,) = record.read(tmp_path).causal
+    assert {member.group for member in window.delayed.members} == {"tensor"}
+    assert window.missed == 0
+    assert len(set(window.delayed.members)) == len(window.delayed.members)
+
+
+def _lightning(rank: int, folder: str) -> tuple[str, str]:
+    from tests.integrations import test_lightning as of_lightning
+
+    digests = []
+    for callbacks in ([], [of_lightning.overlap_callback(run_dir=folder, **{**OPTIONS, "advanced": None})]):
+        model = of_lightning.Regression()
+        of_lightning.trainer(rank, folder, *callbacks, max_steps=STEPS).fit(model, of_lightning.batches(rank, STEPS))
+        digests.append(of_lightning.digest(model))
+    return digests[0], digests[1]
+
+
+def test_lightning_jobs_are_delayed(tmp_path: Path) -> None:
+    for plain, delayed in run_ranks(_lightning, 2, str(tmp_path), timeout_s=120):
+        assert plain == delayed
+    (window,) = record.read(tmp_path).causal
+    assert window.missed == 0
+    assert window.delayed.delay_ms > 0

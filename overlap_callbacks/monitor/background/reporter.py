@@ -123,7 +123,7 @@ class Reporter:
         self._budget = budget
         self._quick = quick
         self._deciding = deciding
-        self._causes = causes
+        self._causes = causes or Causes(budget, chooses=False)
         self._write_page = write_page
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop, self._closing = threading.Event(), threading.Event()
@@ -143,8 +143,7 @@ class Reporter:
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
-        if self._job.rank == 0:
-            self._worker.submit(self._open_sinks)
+        self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
         """Write the counted steps of a timed block to the record at once, so that a crash does not lose them."""
@@ -218,9 +217,8 @@ class Reporter:
         try:
             if window.tried:
                 self._report_trial(window, cost)
-            elif window.delayed is not None and self._causes is not None:
+            elif window.delayed is not None:
                 for found in self._causes.report(window, cost, self._await_normal_steps):
-                    self._open_sinks()
                     self._sinks.log_causal(found)
             else:
                 self._report_with_cost(window, cost, key, tokens_per_step)
@@ -280,8 +278,7 @@ class Reporter:
             self._sinks.log_arm(of_arm)
             self._decide(of_arm, charged_s)
             return
-        if self._causes is not None:
-            self._causes.note(report)
+        self._causes.note(report)
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)
@@ -379,8 +376,7 @@ class Reporter:
         self._opened = True
         run = self._run()
         self._sinks.open(run)
-        if self._causes is not None:
-            self._causes.open(self._sinks.record, run)
+        self._causes.open(self._sinks.record, run)
         if self._deciding is not None:
             self._deciding.open(self._sinks.record, run)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict, ranked, responses_of
+from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict
+from overlap_callbacks.analysis.causal_findings import Finding, Fix, findings_of, fix_of
 from overlap_callbacks.analysis.formatting import PAGE, count, page_sentence, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.prediction import topic_of
+from overlap_callbacks.analysis.statistics import inverted_change
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     EMPTY,
@@ -16,6 +20,7 @@ from overlap_callbacks.report.views.elements import (
     Chart,
     Column,
     Document,
+    Note,
     RunPage,
     Section,
     Table,
@@ -23,6 +28,7 @@ from overlap_callbacks.report.views.elements import (
     line,
     table_of,
 )
+from overlap_callbacks.report.views.sections import exposure_of
 
 TITLE = "Which collective holds the step up?"
 _MAX_LABEL = 60
@@ -31,18 +37,24 @@ _DRAWN = 6
 
 def causal(record: Record) -> list[Section]:
     """A table and a chart of what was delayed; nothing without causal windows."""
-    responses = ranked(responses_of(record.causal))
-    if not responses:
+    found = causal_findings(record)
+    if not found:
         return []
-    table = _table(responses, _lengths_ms(record))
-    return [Section(TITLE, page_sentence(answer(responses)), [table, *_chart(responses)])]
+    responses = [finding.response for finding, _ in found]
+    blocks = [_table([finding for finding, _ in found]), *_fixes(record, found), *_chart(responses)]
+    return [Section(TITLE, page_sentence(answer(responses)), blocks)]
 
 
-def _lengths_ms(record: Record) -> dict[tuple[str, str], float]:
-    """Mean time of a transfer alone, by operator and group, where it is known."""
-    window = record.latest_valid("collectives")
-    found = () if window is None else window.collectives
-    return {(of.operator, of.group): of.transfer_ms / of.messages for of in found if of.transfer_ms and of.messages}
+def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
+    """What causal windows and profiles say of each set, and what to change."""
+    if not record.causal:
+        return []
+    exposed, detailed = exposure_of(record), record.latest_valid("collectives")
+    exposure = None if exposed is None else exposed.found
+    found = findings_of(record.causal, exposure, () if detailed is None else detailed.collectives)
+    bottleneck = record.bottleneck()
+    late = None if bottleneck is None or bottleneck.late is None else bottleneck.late.rank
+    return [(one, fix_of(one, exposure, record.runs[-1].configuration, late)) for one in found]
 
 
 def causal_document(record: Record) -> Document:
@@ -63,27 +75,22 @@ def answer(responses: Sequence[Response]) -> str:
     return f"The step waits for {names}{more}; {slack}"
 
 
-def _won(of: Response, lengths_ms: Mapping[tuple[str, str], float]) -> Cell:
-    """What removing it would win at most: its length, if the step waits for it."""
-    member = of.delayed.members[0]
-    length_ms = lengths_ms.get((member.operator, member.group))
-    if not of.alone or of.verdict is not Verdict.BLOCKING or length_ms is None:
-        return EMPTY
-    return Cell(f"up to {PAGE.quantity(length_ms, 'ms')}", length_ms)
+def _ms(ms: float | None) -> Cell:
+    return EMPTY if ms is None else Cell(PAGE.quantity(ms, "ms"), ms)
 
 
-def _table(responses: Sequence[Response], lengths_ms: Mapping[tuple[str, str], float]) -> Table:
+def _table(found: Sequence[Finding]) -> Table:
     return table_of(
         "What a delay of it does to the step",
-        responses,
-        Column("~delayed", lambda of: page_text(of.label, _MAX_LABEL)),
-        Column("slope", lambda of: of.slope.value, 2),
-        Column("95% interval", lambda of: _interval(of.slope)),
-        Column("slack", _slack),
-        Column("removed, wins", lambda of: _won(of, lengths_ms)),
-        Column("delay", lambda of: Cell(PAGE.quantity(of.delayed.delay_ms, "ms"), of.delayed.delay_ms)),
-        Column("windows", lambda of: of.num_windows, "whole"),
-        Column("*", lambda of: of.verdict.value),
+        found,
+        Column("~delayed", lambda of: page_text(of.response.label, _MAX_LABEL)),
+        Column("*", lambda of: of.response.verdict.value),
+        Column("slope", lambda of: of.response.slope.value, 2),
+        Column("95% interval", lambda of: _interval(of.response.slope)),
+        Column("slack, ≥", lambda of: _ms(of.slack_ms)),
+        Column("removed, wins ≤", lambda of: _ms(of.won_ms)),
+        Column("exposed", lambda of: _ms(of.exposed_ms)),
+        Column("delay", lambda of: _ms(of.response.delayed.delay_ms)),
         caption="Slope: how much longer the step gets by the longest delay of the collective, over that delay; for a "
         "set, each of which is delayed, over the delay of one. 1: the step waits for it. 0: it may take longer at no "
         "cost, by the slack. Intervals hold for all rows together.",
@@ -97,12 +104,41 @@ def _interval(slope: Estimate) -> Cell:
     return Cell(f"{PAGE.number(slope.ci_low, 2)} to {PAGE.number(slope.ci_high, 2)}", slope.value)
 
 
-def _slack(of: Response) -> Cell:
-    """At least the delay, where the step did not get longer by it."""
-    if of.slack_ms is None:
-        return EMPTY
-    low_ms = of.slack_ms.ci_low or 0.0
-    return Cell(f"at least {PAGE.quantity(low_ms, 'ms')}", low_ms) if low_ms > 0 else EMPTY
+def _fixes(record: Record, found: Sequence[tuple[Finding, Fix | None]]) -> list[Note | Table]:
+    """Where profile and delays differ, and what to change about the first ones, with what came of it."""
+    differing = [(one, words) for one, _ in found if (words := one.contradiction(PAGE))]
+    notes: list[Note | Table] = [
+        Note(page_sentence(f"The {page_text(one.response.label, _MAX_LABEL)} is {words}"))
+        for one, words in differing[:_DRAWN]
+    ]
+    rows = [(one, fix) for one, fix in found if fix is not None][:_DRAWN]
+    if rows:
+        arms = arm_summaries(record.summary, record.arms)
+        table = table_of(
+            "What would fix it",
+            rows,
+            Column("~delayed", lambda row: page_text(row[0].response.label, _MAX_LABEL)),
+            Column("*change", lambda row: page_text(row[1].what, 120)),
+            Column("wins ≤", lambda row: _ms(row[0].won_ms) if row[1].topic else EMPTY),
+            Column("*tried by", lambda row: page_text(row[1].arm, 80)),
+            Column("*outcome", lambda row: _outcome(row[1], row[0].response.step_ms, arms)),
+            caption="A change wins at most the collective's length. Give the arm to attach(arms=[...]), or run the "
+            "command; its outcome then stands here, or in overlap predict --ledger.",
+            drop_empty=True,
+        )
+        notes.append(table)
+    return notes
+
+
+def _outcome(fix: Fix, step_ms: float, arms: Sequence[ArmSummary]) -> str:
+    """What the arms of this run that make the change have saved."""
+    tried = [arm for arm in arms if fix.topic and topic_of(arm.arm.name) == fix.topic and arm.speedup is not None]
+    words = []
+    for arm in tried:
+        longer_ms = inverted_change(arm.speedup).value * step_ms if arm.speedup is not None else 0.0
+        changed = f"{PAGE.quantity(abs(longer_ms), 'ms')} {'longer' if longer_ms > 0 else 'shorter'}"
+        words.append(f"{page_text(arm.arm.name, 40)}: {changed} ({arm.verdict()})")
+    return "; ".join(words)
 
 
 def _chart(responses: Sequence[Response]) -> list[Chart]:

@@ -32,7 +32,7 @@ from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.runs import destination, start_run
-from overlap_callbacks.sinks.wandb.tables import Table, arm_table, causal_table, tables
+from overlap_callbacks.sinks.wandb.tables import CausalTable, Table, arm_table, tables
 
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
@@ -43,7 +43,7 @@ DECISION = "overlap/decision"
 STEP_CARD = "overlap/answer"
 POWER_CARD = "power/trace_card"
 TRAFFIC_CARD = "traffic/matrix"
-ARMS_TABLE, CAUSAL_TABLE = "arm/arms", "overlap/causal"
+ARMS_TABLE = "arm/arms"
 
 # Sections whose tables and pictures are logged by default; ``arm`` exists only where the user has arms.
 _SECTIONS = ("overlap", "power", "arm")
@@ -72,9 +72,8 @@ class WandbSink(Sink):
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
-    - ``overlap/causal``: what delaying collectives did to the step.
-    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``. The
-      summary's ``overlap/decision``: what the job has decided on arms.
+    - ``overlap/causal``: what delaying collectives did. Of windows with other arms than sequential steps,
+      ``arm/<name>_speedup``; at the end ``arm/arms``. In the summary ``overlap/decision``: what was decided on arms.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
     - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
@@ -123,8 +122,7 @@ class WandbSink(Sink):
         self._record: Path | None = None
         self._closed = False
         self._run: Any = None
-        self._owns_run = False
-        self._starting = False  # W&B was asked for a run, and has not started it
+        self._owns_run = self._starting = False  # starting: W&B was asked for a run, and has not started it
         self._had_run = False
         self._warned_finished: Any = None  # the run that was finished early and whose user was warned
         self._defined: set[str] = set()
@@ -136,7 +134,7 @@ class WandbSink(Sink):
         self._joined_step = -1  # step of the user's row that the last row here joined
         self._windows: list[OverlapReport] = []  # without their details
         self._arms: list[ArmReport] = []
-        self._causal: list[CausalWindow] = []
+        self._causal = CausalTable()
         self._next_tables = 1  # number of windows at which tables are next due
         self._without_tables: OverlapReport | None = None  # the last report, if its tables were not due
 
@@ -148,7 +146,7 @@ class WandbSink(Sink):
         if self._record is not None:
             with contextlib.suppress(OSError):  # the record's own sink has reported it
                 earlier = earlier_starts(self._record)
-                self._windows, self._arms, self._causal = earlier.windows, earlier.arms, earlier.causal
+                self._windows, self._arms, self._causal.windows = earlier.windows, earlier.arms, earlier.causal
                 self._next_tables = len(self._windows) + 1
 
     def log(self, report: OverlapReport) -> None:
@@ -156,6 +154,7 @@ class WandbSink(Sink):
         if run is None:
             return
         self._windows.append(without_details(report))
+        self._causal.note(report, self._info)
         self._describe(run, report)
         summary = RunSummary(self._info, self._windows, running=True)
         verdict = run_verdict(summary)
@@ -188,7 +187,7 @@ class WandbSink(Sink):
         self._log_rows(run)
 
     def log_causal(self, window: CausalWindow) -> None:
-        self._causal.append(window)
+        self._causal.windows.append(window)
 
     def decision(self, decision: Decision) -> None:
         run = self._find_run()
@@ -227,7 +226,7 @@ class WandbSink(Sink):
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)
-        if self._arms or self._causal:
+        if self._arms or self._causal.windows:
             part = _last_tables(RunSummary(self._info, self._windows, running=True), self._arms, self._causal)
             self._try_artifact("the last tables", lambda: self._log_part(run, part))
             run.log({})
@@ -266,9 +265,7 @@ class WandbSink(Sink):
         # user may have begun another row by then.
         if row.pictured is not None:
             report, so_far = row.pictured
-            content = _detailed(tables(report, so_far.figures), self._detail)
-            if self._causal:
-                content[CAUSAL_TABLE] = causal_table(self._causal)
+            content = {**_detailed(tables(report, so_far.figures), self._detail), **self._causal.content()}
             part = {**_tables(wandb, content), STEP_KEY: row.metrics[STEP_KEY]}
             self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
 
@@ -386,12 +383,10 @@ def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[st
     return pictures
 
 
-def _last_tables(summary: RunSummary, arms: Sequence[ArmReport], windows: Sequence[CausalWindow]) -> dict[str, Any]:
+def _last_tables(summary: RunSummary, arms: Sequence[ArmReport], causal: CausalTable) -> dict[str, Any]:
     """Of the whole run, with the step of its last window."""
-    last = {ARMS_TABLE: arm_table(summary, arms)} if arms else {}
-    if windows:
-        last[CAUSAL_TABLE] = causal_table(windows)
-    step = max([report.first_step for report in arms] + [window.first_step for window in windows])
+    last = {**({ARMS_TABLE: arm_table(summary, arms)} if arms else {}), **causal.content()}
+    step = max([report.first_step for report in arms] + [window.first_step for window in causal.windows])
     return {**_tables(sys.modules["wandb"], last), STEP_KEY: step}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries
-from overlap_callbacks.analysis.causal import ranked, responses_of
+from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
 from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_words
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo, Setting
 from overlap_callbacks.analysis.run_summary import RunSummary
 
 _MAX_CELL_LENGTH = 500
@@ -44,8 +45,10 @@ MESSAGE_COLUMNS = (
 EXPERT_COLUMNS = (
     "step", "in_window", "load_max_over_mean", "load_cv", "split_max_over_mean", "split_cv",
 )  # fmt: skip
+CAUSAL_TABLE = "overlap/causal"
 CAUSAL_COLUMNS = (
-    "delayed", "windows", "delay_ms", "slope", "slope_ci_low", "slope_ci_high", "slack_at_least_ms", "verdict",
+    "delayed", "windows", "delay_ms", "slope", "slope_ci_low", "slope_ci_high", "slack_at_least_ms",
+    "removed_wins_at_most_ms", "exposed_ms", "verdict", "profile_differs", "change", "tried_by",
 )  # fmt: skip
 LATE_COLUMNS = (
     "rank", "host", "dimension", "calls", "last", "steps", "worst", "chance", "waiting_ms", "lost_fraction",
@@ -87,14 +90,36 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
     return Table(ARM_COLUMNS, rows)
 
 
-def causal_table(windows: Sequence[CausalWindow]) -> Table:
-    """What delaying each set of collectives does to the step."""
-    rows: list[list[Any]] = [
-        [of.label, of.num_windows, of.delayed.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
-         None if of.slack_ms is None else of.slack_ms.ci_low, of.verdict.value]
-        for of in ranked(responses_of(windows))
-    ]  # fmt: skip
-    return Table(CAUSAL_COLUMNS, rows)
+class CausalTable:
+    """What delaying each set of collectives did to the step, so far.
+
+    Attributes:
+        windows: the causal ones.
+    """
+
+    def __init__(self) -> None:
+        self.windows: list[CausalWindow] = []
+        self._detailed: OverlapReport | None = None
+        self._configuration: Mapping[str, Setting] = {}
+
+    def note(self, report: OverlapReport, run: RunInfo | None) -> None:
+        """Note a window of the usual kind: it tells what is exposed."""
+        self._detailed = self._detailed if report.exposure is None else report
+        self._configuration = {} if run is None else run.configuration
+
+    def content(self) -> dict[str, Table]:
+        """The table by its key; nothing without causal windows."""
+        known = self._detailed
+        exposure, collectives = (None, ()) if known is None else (known.exposure, known.collectives)
+        rows: list[list[Any]] = []
+        for found in findings_of(self.windows, exposure, collectives):
+            of, fix = found.response, fix_of(found, exposure, self._configuration)
+            rows.append([
+                of.label, of.num_windows, of.delayed.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
+                found.slack_ms, found.won_ms, found.exposed_ms, of.verdict.value, found.contradiction(),
+                "" if fix is None else fix.what, "" if fix is None else fix.arm,
+            ])  # fmt: skip
+        return {CAUSAL_TABLE: Table(CAUSAL_COLUMNS, rows)} if rows else {}
 
 
 def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, Table]:

@@ -14,8 +14,10 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks.analysis.causal import levels_of
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.figure import Figure, Value
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -426,3 +428,26 @@ def test_the_end_comes_whatever_the_run_does_with_the_rows_that_wait() -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert [*dict.fromkeys(row["overlap/step"] for row in run.rows)] == [20, 520, 1020]
+
+
+def test_the_table_of_delays_comes_during_the_run(tmp_path: Path) -> None:
+    levels = levels_of(54)
+    delayed = DelayedSet((DelayedCall("_reduce_scatter_base_", "data", 0, "layers.0"),), 10.0)
+    causal = CausalWindow(
+        window=1, first_step=500, delayed=delayed, levels=levels,
+        step_ms=tuple([100 + 5.0 * level for level in levels]),
+    )  # fmt: skip
+    sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=tmp_path)
+    sink.open(run_info())
+    sink.log(window(0))
+    sink.log_causal(causal)
+    sink.log(window(2))
+    sink.log(window(3))
+    sink.close()
+    tables = read_run(tmp_path).tables("overlap/causal")
+    assert len(tables) > 1  # not only the last one
+    (row,) = [dict(zip(tables[0]["columns"], row, strict=True)) for row in tables[0]["data"]]
+    assert row["delayed"] == "reduce-scatter of layers.0"
+    assert row["slope"] == pytest.approx(1)
+    assert row["removed_wins_at_most_ms"] > 0
+    assert row["exposed_ms"] == 6.0

@@ -1,0 +1,209 @@
+"""What delays, profiles and the job's configuration say together: what to change about a collective, and its gain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.buckets import SHORT_MESSAGE_BYTES, bucket_sizes, gradient_bytes_of
+from overlap_callbacks.analysis.causal import Response, Verdict, ranked, responses_of
+from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.causal import CausalWindow
+from overlap_callbacks.analysis.results.exposure import ExposedCollective, Exposure
+from overlap_callbacks.analysis.results.prediction import SETTINGS, Prediction
+from overlap_callbacks.analysis.results.run import Setting
+from overlap_callbacks.analysis.results.window import CollectiveTime
+
+# Shares of a collective's time from which on it is exposed, below which it is hidden, and from which on it is waiting.
+_EXPOSED, _HIDDEN, _WAITING = 0.5, 0.1, 0.5
+_BUCKET = re.compile(r"bucket (\d+)\b")
+_MIB = 2**20
+
+
+class Finding(NamedTuple):
+    """What is known of a set of collectives. Times are of one of them on one rank; None if they are not known.
+
+    Attributes:
+        exposed_ms, hidden_ms: in a step as configured, by its profile.
+        waiting_ms: of these, waiting for the last rank.
+    """
+
+    response: Response
+    exposed_ms: float | None = None
+    hidden_ms: float | None = None
+    waiting_ms: float | None = None
+    transfer_ms: float | None = None
+
+    @property
+    def length_ms(self) -> float | None:
+        """Of its transfer: measured alone, else in flight without waiting."""
+        if self.transfer_ms is not None or self.exposed_ms is None or self.hidden_ms is None:
+            return self.transfer_ms
+        return max(0.0, self.exposed_ms + self.hidden_ms - (self.waiting_ms or 0.0))
+
+    @property
+    def won_ms(self) -> float | None:
+        """What removing it wins at most: its length, if the step waits for it; see ``analysis/causal.py``."""
+        blocks = self.response.alone and self.response.verdict is Verdict.BLOCKING
+        return self.length_ms if blocks else None
+
+    @property
+    def slack_ms(self) -> float | None:
+        """At least; None for none."""
+        slack = self.response.slack_ms
+        return None if slack is None or not slack.ci_low else slack.ci_low
+
+    def contradiction(self, style: Style = PLAIN) -> str:
+        """How the profile's verdict differs from that of delays, and why; empty if it does not."""
+        exposed_ms, hidden_ms = self.exposed_ms or 0.0, self.hidden_ms or 0.0
+        if not self.response.alone or not exposed_ms + hidden_ms > 0:
+            return ""
+        share = exposed_ms / (exposed_ms + hidden_ms)
+        if self.response.verdict is Verdict.SLACK and share >= _EXPOSED and self.slack_ms is not None:
+            slack = style.quantity(self.slack_ms, "ms")
+            return (
+                f"exposed for {style.quantity(exposed_ms, 'ms')}, but with slack of at least {slack}: another path is "
+                "longer, such as a collective before it, the host or another rank"
+            )
+        if self.response.verdict is Verdict.BLOCKING and share < _HIDDEN:
+            return (
+                f"hidden for {style.quantity(hidden_ms, 'ms')}, and yet the step waits for it: what needs it follows "
+                "at once, in this step or the next, or on another rank"
+            )
+        return ""
+
+
+class Fix(NamedTuple):
+    """What to change about a collective.
+
+    Attributes:
+        what: to do, in words.
+        topic: as in ``Prediction``; empty if no setting does it.
+        arm: what tries it: an arm of ``overlap_callbacks.arms``, or a command; empty if nothing does.
+        rises: as in ``Prediction``.
+    """
+
+    what: str
+    topic: str = ""
+    arm: str = ""
+    rises: bool | None = True
+
+    def prediction(self, found: Finding) -> Prediction | None:
+        """What it saves at least and at most; None if that is not known, or no setting does it."""
+        if not self.topic or found.won_ms is None:
+            return None
+        return Prediction(
+            topic=self.topic,
+            settings=SETTINGS[self.topic],
+            rises=self.rises,
+            step_ms=found.response.step_ms,
+            low_ms=0.0,
+            high_ms=min(found.won_ms, found.response.step_ms),
+            assumes=f"the step waits for the {found.response.label}, at a slope of {found.response.slope.value:.2f}",
+        )
+
+
+def findings_of(
+    windows: Sequence[CausalWindow], exposure: Exposure | None = None, collectives: Sequence[CollectiveTime] = ()
+) -> list[Finding]:
+    """Single collectives before sets, those that hold the step up most first.
+
+    ``exposure``, ``collectives``: of windows of the usual kind.
+    """
+    names: dict[tuple[str, str], ExposedCollective] = {}
+    for row in () if exposure is None else exposure.names:
+        names.setdefault((row.collective, row.name), row)
+    found = []
+    for response in ranked(responses_of(windows)):
+        call = response.delayed.members[0]
+        rows = [
+            of
+            for of in collectives
+            if of.operator == call.operator and call.group in (of.dimension, of.group) and of.transfer_ms
+        ]
+        messages = sum([of.messages for of in rows])
+        transfer_ms = sum([of.transfer_ms or 0.0 for of in rows]) / messages if messages else None
+        named = names.get((collective_of(call.operator), call.name))
+        if named is None or not named.calls or not response.alone:
+            found.append(Finding(response, transfer_ms=transfer_ms if response.alone else None))
+            continue
+        times = named.exposed_ms, named.hidden_ms, named.waiting_ms
+        of_one = [None if time is None else time / named.calls for time in times]
+        # By the name alone, if the profile has it: other collectives of the operator may be of another size.
+        found.append(Finding(response, *of_one))
+    return found
+
+
+def fix_of(
+    found: Finding, exposure: Exposure | None, configuration: Mapping[str, Setting], late_rank: int | None = None
+) -> Fix | None:
+    """What to change about a collective that holds the step up; None if it does not, or nothing is known to help."""
+    if not found.response.alone or found.response.verdict is not Verdict.BLOCKING:
+        return None
+    call, in_flight_ms = found.response.delayed.members[0], (found.exposed_ms or 0.0) + (found.hidden_ms or 0.0)
+    if in_flight_ms > 0 and (found.waiting_ms or 0.0) >= _WAITING * in_flight_ms:
+        rank = "the rank that comes last" if late_rank is None else f"rank {late_rank}"
+        return Fix(f"this is {rank}, not communication: the others wait for it most of the collective's time")
+    kind = collective_of(call.operator)
+    if kind == "all_gather" and "fsdp_units" in configuration:
+        return Fix("prefetch one unit earlier", "prefetch", "Prefetch(2, 2)")
+    if kind == "all_gather" and configuration.get("zero_stage") == 3:
+        elements = configuration.get("zero_prefetch_bucket_size")
+        twice = 2 * int(elements) if isinstance(elements, (int, float)) else 100_000_000
+        return Fix("prefetch more parameters", "prefetch", f"ZeroPrefetchBucket({twice})")
+    if kind in ("all_reduce", "reduce_scatter") and "ddp_bucket_cap_bytes" in configuration:
+        return next(_bucket_fixes(call.name, exposure, configuration), None)
+    return None
+
+
+def _bucket_fixes(name: str, exposure: Exposure | None, configuration: Mapping[str, Setting]) -> Iterator[Fix]:
+    """A larger one of a short message if others would merge with it; else a smaller one."""
+    cap, number = configuration["ddp_bucket_cap_bytes"], _BUCKET.match(name)
+    if not isinstance(cap, (int, float)) or number is None:
+        return
+    own = int(number[1])
+    buckets = _bytes_of_buckets(exposure)
+    all_bytes = gradient_bytes_of(configuration) or float(sum(buckets.values()))
+    now = f"{cap / _MIB:.3g}"
+    for size in bucket_sizes(all_bytes, cap, larger=True) if buckets.get(own, 0) < SHORT_MESSAGE_BYTES else ():
+        merged = merged_buckets(buckets, own, float(size) * _MIB)
+        if len(merged) > 1:
+            yield Fix(
+                f"raise the bucket from {now} to {size} MB: buckets {merged[0]} to {merged[-1]} merge",
+                "buckets",
+                f"overlap tune --arg bucket-mb={now},{size} -- COMMAND",
+                rises=True,
+            )
+    for size in bucket_sizes(all_bytes, cap, larger=False):
+        yield Fix(
+            f"lower the bucket from {now} to {size} MB: bucket {own} begins earlier",
+            "buckets",
+            f"overlap tune --arg bucket-mb={now},{size} -- COMMAND",
+            rises=False,
+        )
+
+
+def _bytes_of_buckets(exposure: Exposure | None) -> dict[int, int]:
+    """Bytes of each bucket that has a number, by that."""
+    found = {}
+    for row in () if exposure is None else exposure.names:
+        number = _BUCKET.match(row.name)
+        if number is not None and row.most_bytes:
+            found[int(number[1])] = row.most_bytes
+    return dict(sorted(found.items()))
+
+
+def merged_buckets(buckets: Mapping[int, int], own: int, cap_bytes: float) -> list[int]:
+    """The buckets, by number, that share one with ``own`` under another cap, as DDP fills them in their order."""
+    merged: list[int] = []
+    filled = 0.0
+    for number, num_bytes in buckets.items():
+        if merged and filled + num_bytes > cap_bytes:
+            if own in merged:
+                return merged
+            merged, filled = [], 0.0
+        merged.append(number)
+        filled += num_bytes
+    return merged if own in merged else []

@@ -1,0 +1,136 @@
+"""What delays, profiles and configuration say together: gains, contradictions, and what to change."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.causal import levels_of
+from overlap_callbacks.analysis.causal_findings import Finding, Fix, findings_of, fix_of, merged_buckets
+from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
+from overlap_callbacks.analysis.results.exposure import ExposedCollective, Exposure
+from overlap_callbacks.analysis.results.prediction import topic_of
+from overlap_callbacks.analysis.results.run import Setting
+from overlap_callbacks.analysis.results.window import CollectiveTime
+
+DELAY_MS, MIB = 10.0, 2**20
+GATHER = DelayedCall("_allgather_base_", "data", 0, "layers.3")
+
+
+def delayed(call: DelayedCall, slope: float) -> CausalWindow:
+    levels = levels_of(54)
+    times = [100 + slope * level * DELAY_MS / 2 + 0.1 * (step * 7 % 5 - 2) for step, level in enumerate(levels)]
+    found = DelayedSet((call,), DELAY_MS)
+    return CausalWindow(window=1, first_step=0, delayed=found, levels=levels, step_ms=tuple(times))
+
+
+def exposed(
+    kind: str, name: str, exposed_ms: float, hidden_ms: float, waiting_ms: float | None = None, size: int = 2**20
+) -> ExposedCollective:
+    """Over ten calls."""
+    return ExposedCollective(
+        kind, "data", 8, "", size, size, 10, 10 * exposed_ms, 10 * hidden_ms, 4, 0.0, 0, 1.0, name,
+        None if waiting_ms is None else 10 * waiting_ms,
+    )  # fmt: skip
+
+
+def finding(call: DelayedCall, slope: float, *rows: ExposedCollective) -> tuple[Finding, Exposure]:
+    exposure = Exposure(5, 2, (), (), rows)
+    (found,) = findings_of([delayed(call, slope)], exposure)
+    return found, exposure
+
+
+def test_removing_one_wins_at_most_its_transfer_and_nothing_if_it_has_slack() -> None:
+    row = exposed("all_gather", "layers.3", 3.0, 2.0, waiting_ms=1.0)
+    found, _ = finding(GATHER, 0.9, row)
+    assert (found.exposed_ms, found.hidden_ms) == (3.0, 2.0)
+    assert found.won_ms == pytest.approx(4.0)
+    assert finding(GATHER, 0.1, row)[0].won_ms is None
+    # Without a profile: what the operator's transfers take alone.
+    alone = CollectiveTime(
+        operator="_allgather_base_", group="dp (3)", group_size=8, backend="nccl", messages=4, bytes_in=1, bytes_out=1,
+        isolated_ms=8.0, dimension="data", transfer_ms=8.0,
+    )  # fmt: skip
+    (found,) = findings_of([delayed(GATHER, 0.9)], None, [alone, msgspec.structs.replace(alone, dimension="tensor")])
+    assert found.won_ms == pytest.approx(2.0)
+    assert findings_of([delayed(GATHER, 0.9)])[0].won_ms is None
+
+
+@pytest.mark.parametrize(
+    ("slope", "exposed_ms", "hidden_ms", "words"),
+    [
+        (0.1, 3.0, 0.5, "exposed for 3.00 ms, but with slack of at least 8"),
+        (0.95, 0.1, 3.0, "hidden for 3.00 ms, and yet the step waits for it"),
+        (0.95, 3.0, 0.5, ""),
+        (0.1, 0.1, 3.0, ""),
+    ],
+)
+def test_where_profile_and_delays_differ_it_is_said_and_why(
+    slope: float, exposed_ms: float, hidden_ms: float, words: str
+) -> None:
+    found, _ = finding(GATHER, slope, exposed("all_gather", "layers.3", exposed_ms, hidden_ms))
+    assert found.contradiction().startswith(words)
+    assert bool(found.contradiction()) is bool(words)
+
+
+BUCKETS = [exposed("all_reduce", f"bucket {n}: a{n} … b{n}", 1.0, 1.0) for n in range(120)]
+DDP: dict[str, Setting] = {"ddp_bucket_cap_bytes": MIB, "parameters": 30 * MIB, "parameter_types": "float32"}
+
+
+def bucket_fix(number: int, rows: list[ExposedCollective], configuration: dict[str, Setting]) -> Fix | None:
+    found, exposure = finding(DelayedCall("allreduce_", "data", 0, rows[number].name), 0.95, *rows)
+    return fix_of(found, exposure, configuration)
+
+
+def test_buckets_that_merge_are_named() -> None:
+    fix = bucket_fix(7, BUCKETS, DDP)
+    assert fix is not None
+    assert fix.what == "raise the bucket from 1 to 25 MB: buckets 0 to 24 merge"
+    assert fix.arm == "overlap tune --arg bucket-mb=1,25 -- COMMAND"
+    assert (fix.topic, fix.rises) == ("buckets", True)
+    assert merged_buckets({n: MIB for n in range(60)}, 30, 25 * MIB) == list(range(25, 50))
+    assert merged_buckets({0: 20 * MIB, 1: MIB}, 1, 5 * MIB) == [1]
+
+
+def test_a_large_bucket_is_made_smaller() -> None:
+    rows = [exposed("all_reduce", f"bucket {n}: a … b", 1.0, 1.0, size=200 * MIB) for n in range(3)]
+    fix = bucket_fix(2, rows, {**DDP, "ddp_bucket_cap_bytes": 200 * MIB, "parameters": 150 * MIB})
+    assert fix is not None
+    assert fix.what == "lower the bucket from 200 to 5 MB: bucket 2 begins earlier"
+    assert fix.rises is False
+
+
+@pytest.mark.parametrize(
+    ("configuration", "arm"),
+    [
+        ({"fsdp_units": 12}, "Prefetch(2, 2)"),
+        ({"zero_stage": 3, "zero_prefetch_bucket_size": 5000}, "ZeroPrefetchBucket(10000)"),
+    ],
+)
+def test_a_gather_is_prefetched_by_an_arm_that_the_ledger_knows(configuration: dict[str, Setting], arm: str) -> None:
+    from overlap_callbacks import arms
+
+    found, exposure = finding(GATHER, 0.95, exposed("all_gather", "layers.3", 3.0, 2.0))
+    fix = fix_of(found, exposure, configuration)
+    assert fix is not None
+    assert fix.arm == arm
+    assert topic_of(eval(arm, vars(arms)).name) == fix.topic == "prefetch"
+    said = fix.prediction(found)
+    assert said is not None
+    assert (said.low_ms, said.high_ms) == (0.0, pytest.approx(5.0))
+    assert said.step_ms == pytest.approx(100, abs=0.2)
+    assert "all-gather of layers.3, at a slope of 0.9" in said.assumes
+
+
+def test_a_late_rank_is_named_and_no_setting_is_blamed() -> None:
+    found, exposure = finding(GATHER, 0.95, exposed("all_gather", "layers.3", 3.0, 1.0, waiting_ms=3.0))
+    fix = fix_of(found, exposure, {"fsdp_units": 12}, late_rank=5)
+    assert fix is not None
+    assert fix.what.startswith("this is rank 5, not communication")
+    assert not fix.arm
+    assert fix.prediction(found) is None
+
+
+def test_what_has_slack_needs_no_fix() -> None:
+    found, exposure = finding(GATHER, 0.1, exposed("all_gather", "layers.3", 3.0, 1.0))
+    assert fix_of(found, exposure, {"fsdp_units": 12}) is None
