@@ -5,7 +5,6 @@ The records in ``tutorial/`` are those of the runs that the text tells of, witho
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import shutil
@@ -76,14 +75,6 @@ def check_shown(lines: list[str], printed: str) -> None:
         rest = "\n" + rest.split(wanted, 1)[1]
 
 
-def run_job(command: str, *more: str) -> list[str]:
-    """What the job of a command says. ``test_examples.py`` starts one by ``torchrun``."""
-    torchrun, option, ranks, script, *arguments = shlex.split(command)
-    assert (torchrun, option, script) == ("torchrun", "--nproc-per-node", "examples/micro_batches.py")
-    found = run_script(ROOT / script, [*arguments, *more], int(ranks), {"CUDA_VISIBLE_DEVICES": ""}, PATIENCE_S)
-    return "".join([rank.output for rank in found]).splitlines()
-
-
 # Runs the example of its first argument with the others, and notes each loss.
 NOTING = """
 import runpy
@@ -106,34 +97,19 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def losses(folder: Path, *options: str, library: bool) -> list[str]:
-    """Those of each micro-batch of a job with these options, in ``folder``, rank after rank."""
-    folder.mkdir()
-    (folder / "noting.py").write_text(NOTING)
-    example = str(ROOT / "examples" / "micro_batches.py")
+def run_job(command: str, *more: str, library: bool = True) -> tuple[list[str], list[list[str]]]:
+    """What the job of a command says, and the losses of each rank. ``test_examples.py`` starts one by ``torchrun``."""
+    torchrun, option, ranks, script, *arguments = shlex.split(command)
+    assert (torchrun, option, script) == ("torchrun", "--nproc-per-node", "examples/micro_batches.py")
+    Path("noting.py").write_text(NOTING)
     variables = {"CUDA_VISIBLE_DEVICES": ""} | ({} if library else {"OVERLAP_CALLBACKS": "off"})
-    with contextlib.chdir(folder):
-        run_script(folder / "noting.py", [example, *options, "--run-dir", "run"], 2, variables, PATIENCE_S)
-    assert (folder / "run").exists() is library
-    return [line for rank in range(2) for line in (folder / f"losses-{rank}").read_text().split()]
-
-
-@pytest.mark.slow
-def test_kept_activations_have_equal_losses(tmp_path: Path) -> None:
-    job = ["--defer", "--steps", "25"]
-    found = losses(tmp_path / "kept", *job, library=False)
-    assert len(found) == len(set(found)) == 2 * 4 * 25
-    assert losses(tmp_path / "recomputed", *job, "--recompute", "--decide", library=True) == found
-
-
-@pytest.mark.nightly
-def test_the_job_keeps_its_activations_and_its_losses(tmp_path: Path) -> None:
-    job = ["--defer", "--recompute", "--steps", "2000"]
-    decided = losses(tmp_path / "decided", *job, "--decide", library=True)
-    found = record.read(tmp_path / "decided" / "run").decision
-    assert found is not None
-    assert found.kept == "keep_activations"
-    assert losses(tmp_path / "without", *job, library=False) == decided
+    told = [str(ROOT / script), *arguments, *more]
+    found = run_script(Path("noting.py").absolute(), told, int(ranks), variables, 3 * PATIENCE_S)
+    files = [Path(f"losses-{rank}") for rank in range(int(ranks))]
+    losses = [file.read_text().split() for file in files]
+    for file in files:
+        file.unlink()
+    return "".join([rank.output for rank in found]).splitlines(), losses
 
 
 def form_of(line: str) -> str:
@@ -152,7 +128,7 @@ def test_the_job_says_what_the_text_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ((command, lines),) = [job for job in JOBS if job[0].endswith(f" tutorial/{name}")]
-    said = run_job(command, "--steps", str(steps))
+    said, _ = run_job(command, "--steps", str(steps))
     forms = [form_of(line) for line in said]
     for line in lines:
         # Deciding takes six windows and more.
@@ -162,12 +138,22 @@ def test_the_job_says_what_the_text_shows(
     assert found.summary.measured or name != "compared"
 
 
+@pytest.mark.slow
+def test_activations_that_are_computed_again_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = "torchrun --nproc-per-node 2 examples/micro_batches.py --defer --steps 25"
+    _, losses = run_job(job, library=False)
+    assert [len(set(of_rank)) for of_rank in losses] == [4 * 25, 4 * 25]
+    assert run_job(job, "--recompute", "--decide")[1] == losses
+
+
 @pytest.mark.nightly
 def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way figures go; how large they are depends on the machine."""
     monkeypatch.chdir(tmp_path)
-    for command, _ in JOBS:
-        run_job(command)
+    losses = [run_job(command)[1] for command, _ in JOBS]
+    # With the arm turned on, bit by bit those of the job without the library.
+    assert losses[-1] == run_job(JOBS[-1][0], library=False)[1]
     found = {name: record.read(tmp_path / "tutorial" / name) for name in ("before", "compared", "after", "decided")}
     messages = [
         sum([row.messages for row in found[name].valid_windows[-1].collectives]) for name in ("before", "after")
