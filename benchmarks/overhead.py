@@ -18,6 +18,9 @@ The JSON file has an ``environment`` and ``figures``, each with the line that wa
 
 - ``monitor, per step outside a window``: ``us``, and ``empty_us`` of two calls that do nothing.
 - ``monitor, of these the ring of step begins``: ``us``.
+- ``parts of a step, with the optimizer alone`` and ``with the model``: ``us`` added to a step of a small model on one
+  rank, in CPU time of all threads, so with adding the parts up; ``low`` and ``high``, and the same of absent to absent
+  as ``noise_...``; ``marks_us``: of these, the marks themselves, without torch's calls of hooks.
 - ``gate, one collective``: medians in us of each arm (``absent_us``, ``between_windows_us``, ``recording_us``,
   ``backend_select_between_windows_us``, ``backend_select_recording_us``, ``boxing_us``: a kernel that only
   redispatches); ``ratio``, ``low`` and ``high`` of between windows to absent, with the 95 % interval; and
@@ -57,11 +60,13 @@ from torch import nn
 from overlap_callbacks import OverlapMonitor, Schedule, __version__
 from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.window_cost import StepRing
+from overlap_callbacks.monitor.step_ring import StepRing
 
 GOALS = {
     "monitor, per step outside a window": "under 1 us",
     "monitor, of these the ring of step begins": "at most 0.3 us",
+    "parts of a step, with the optimizer alone": "at most 2 us",
+    "parts of a step, with the model": "at most 20 us, 0.1 % of a step of 20 ms; of these the marks at most 2 us",
     "gate, one collective": "between windows 1.00 to 1.02 times absent",
     "gate, recording, added to a collective": "at most 10 us",
     "1 MiB Gloo all-reduce, with / without": "within absent / absent",
@@ -112,6 +117,58 @@ def monitor_step_us(rounds: int) -> tuple[float, float]:
         step += 1000
     monitor.close()
     return median_us(with_monitor), median_us(without)
+
+
+def parts_of_a_step(rounds: int) -> dict[str, dict[str, float]]:
+    """What marking the parts adds to a step, by what is attached to; paired differences of neighbouring blocks."""
+    from overlap_callbacks.integrations.pytorch import attach
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    net = nn.Linear(8, 8)
+    optimizer, batch = torch.optim.SGD(net.parameters(), lr=1e-3), torch.ones(8, 8)
+    arms: dict[str, Any] = {"absent": None, "optimizer": {}, "model": {"model": net}, "again": None}
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
+    orders = list(itertools.permutations(arms))
+    for i in range(rounds):
+        for arm in orders[i % len(orders)]:
+            options = arms[arm]
+            monitor = None if options is None else attach(optimizer, sinks=[], power=False, **options)
+            for j in range(120):
+                if j == 20:
+                    begun_ns = time.process_time_ns()
+                net(batch).sum().backward()
+                optimizer.step()
+            times[arm].append((time.process_time_ns() - begun_ns) / 100 / 1e3)
+            if monitor is not None:
+                monitor.close()
+    dist.destroy_process_group()
+    ring = StepRing()
+    steps = itertools.count()
+
+    def marks(parts: Sequence[int]) -> Callable[[], None]:
+        def step() -> None:
+            ring.begin(next(steps))
+            for part in parts:
+                ring.enter(part)
+
+        return step
+
+    count_us = min(timed_ns(lambda: next(steps), 200) for _ in range(rounds)) / 1e3
+    found = {}
+    for arm, parts in (("optimizer", (4, 10, 5)), ("model", (2, 3, 4, 10, 5))):
+        marks_us = min(timed_ns(marks(parts), 200) for _ in range(rounds)) / 1e3 - count_us
+        noise = {f"noise_{key}": value for key, value in _added(times["again"], times["absent"]).items()}
+        found[arm] = {**_added(times[arm], times["absent"]), **noise, "marks_us": marks_us}
+    return found
+
+
+def _added(times: Sequence[float], without: Sequence[float]) -> dict[str, float]:
+    """Median of the differences, with its 95 % interval."""
+    from scipy import stats
+
+    added = sorted(one - other for one, other in zip(times, without, strict=True))
+    below = int(stats.binom.ppf(0.025, len(added), 0.5))
+    return {"us": statistics.median(added), "low": added[max(below - 1, 0)], "high": added[len(added) - max(below, 1)]}
 
 
 def install(placement: Any) -> None:
@@ -370,6 +427,14 @@ def main() -> None:
         for action in (lambda: ring.begin(next(numbers)), lambda: next(numbers))
     )
     show("monitor, of these the ring of step begins", f"{begin_us - count_us:.2f} us", us=begin_us - count_us)
+    measured_parts = parts_of_a_step(rounds(200))
+    for arm, name in (("optimizer", "with the optimizer alone"), ("model", "with the model")):
+        parts = measured_parts[arm]
+        interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}; marks {parts['marks_us']:.2f}"
+        show(f"parts of a step, {name}", f"{parts['us']:.1f} us ({interval})", **parts)
+        print(
+            f"{'':<54} the machine's noise, absent / absent: {parts['noise_low']:.1f} to {parts['noise_high']:.1f} us"
+        )
     null = gate_on_null_backend(rounds(150))
     registering_us, step_us = null.pop("registering_us"), null.pop("step_us")
     shown = f"{null['ratio']:.4f} ({null['low']:.4f} to {null['high']:.4f}) times absent between windows"

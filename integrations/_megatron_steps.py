@@ -14,11 +14,13 @@ import torch.distributed.distributed_c10d as c10d
 from torch import nn
 
 from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.analysis.step_vectors import AFTER_BACKWARD, INPUT, OTHER, WAITING
 
 from . import _configuration
 from ._megatron_switches import Switches
 from ._names import tell_names
 from ._options import Options
+from ._parts import PassMarks, around
 from .base import KNOWN_TO_WORK, MakeSinks, build_monitor, is_native, precision_of, wrap
 
 # The dimensions of parallel_state's groups. Other groups are named by their descriptions.
@@ -111,6 +113,7 @@ class Steps:
         if skipped:
             self.monitor.skip_step("its gradients overflowed")
         self.monitor.step_end()
+        self.monitor.enter(OTHER)
 
 
 def checked_chunks(model: Any) -> list[Any]:
@@ -169,7 +172,13 @@ def open_steps(
             steps.switches = switches
             monitor.use_native(switches)
         monitor.offer_switches({"native": make_switches})
-        monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor)))
+        # If Megatron overlaps its sends and receives, it waits for them later, outside its passes.
+        after = WAITING if getattr(config, "overlap_p2p_comm", False) else INPUT
+        monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor, after)))
+        PassMarks(monitor).watch_models([chunk for chunk in chunks if isinstance(chunk, nn.Module)])
+        for chunk in chunks:
+            if hasattr(chunk, "finish_grad_sync"):
+                monitor.call_on_close(wrap(chunk, "finish_grad_sync", around(monitor, WAITING, AFTER_BACKWARD)))
     return steps
 
 
@@ -189,7 +198,7 @@ def _precision(config: Any) -> str | None:
     return chosen or precision_of(getattr(config, "params_dtype", None))
 
 
-def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:
+def _waiting(monitor: OverlapMonitor, after: int) -> Callable[..., Any]:
     """Wrapper of ``_communicate``, which posts a batch of sends and receives: sequential steps wait after posting.
 
     This cannot hang: the stages go through their batches in step, and each one's k-th forward (or backward) batch is
@@ -201,7 +210,11 @@ def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:
         return list(works.values()) if isinstance(works, dict) else list(works or ())
 
     def post(communicate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        result, handed_on = monitor.post(lambda: communicate(*args, **kwargs), works_of)
+        monitor.enter(WAITING)
+        try:
+            result, handed_on = monitor.post(lambda: communicate(*args, **kwargs), works_of)
+        finally:
+            monitor.enter(after)
         from_previous, from_next, works = result
         if works:
             works = dict(zip(works, handed_on, strict=True)) if isinstance(works, dict) else handed_on

@@ -25,6 +25,7 @@ from overlap_callbacks.monitor.faults import say_refusal
 from overlap_callbacks.sinks import FunctionSink, Sink
 
 from ._options import Options, checked
+from ._parts import PassMarks
 
 # From the user's sinks (None if not given) and the run's folder to the monitor's sinks.
 MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
@@ -259,21 +260,26 @@ class TrainerParts:
     def __init__(self, **options: Unpack[Options]) -> None:
         checked(options)
         self.monitor: OverlapMonitor | None = None
+        self._marks: PassMarks | None = None
         self._options = options
         self._loggers: list[FunctionSink] = []
         self._pause = contextlib.ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
+        return {**self.__dict__, "monitor": None, "_marks": None, "_loggers": [], "_pause": contextlib.ExitStack()}
 
     def _pause_step(self) -> None:
         """What follows is no part of the open step, if there is one, until ``_pause`` is closed."""
         if self.monitor is not None and self.monitor.in_step:
             self._pause.enter_context(self.monitor.pause())
 
+    def _enter(self, part: int) -> None:
+        if self.monitor is not None:
+            self.monitor.enter(part)
+
     def _close(self, timeout_s: float | None = None) -> None:
         self._pause.close()
-        monitor, self.monitor = self.monitor, None
+        monitor, self.monitor, self._marks = self.monitor, None, None
         if monitor is not None:
             monitor.close(timeout_s)
             flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed

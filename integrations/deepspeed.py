@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
+from overlap_callbacks.analysis.step_vectors import AFTER_BACKWARD, INPUT, OPTIMIZER, WAITING
 from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.monitor.config import default_sinks
 from overlap_callbacks.sinks import FunctionSink
@@ -42,6 +43,7 @@ from ._deepspeed_race import EngineStep
 from ._deepspeed_switches import limit_switch, native_switches
 from ._names import tell_names
 from ._options import Options
+from ._parts import PassMarks, around
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
 
@@ -131,9 +133,15 @@ def attach(
     tell_names(monitor, [engine.module])
     _configuration.tell(monitor, lambda: _configuration.of_deepspeed(engine))
     steps = _Steps(engine, monitor, events)
-    methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
-    for method in methods:  # on this engine only, not on its class
+    is_pipeline = isinstance(engine, PipelineEngine)
+    for method in ("train_batch",) if is_pipeline else ("forward", "step"):  # on this engine only, not on its class
         monitor.call_on_close(wrap(engine, method, getattr(steps, method)))
+    after = WAITING if is_pipeline else AFTER_BACKWARD
+    parts = {"allreduce_gradients": WAITING, "_take_model_step": OPTIMIZER, "_next_batch": INPUT}
+    for method, part in parts.items():
+        if hasattr(engine, method):
+            monitor.call_on_close(wrap(engine, method, around(monitor, part, after)))
+    PassMarks(monitor, idle=is_pipeline).watch_models([engine.module])
     _attachments.add(engine, monitor)
     return monitor
 
@@ -191,6 +199,7 @@ class _Steps:
         if not self._engine.was_step_applied():
             self._monitor.skip_step("its gradients overflowed")
         self._monitor.step_end(self._number)
+        self._monitor.enter(INPUT)
         flush_sinks(self._deferred, self._monitor)
 
 

@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Sink, WandbSink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.analysis.step_vectors import CHECKPOINT, EVALUATION, FORWARD, INPUT, OPTIMIZER
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from . import _configuration
 from ._options import Options
+from ._parts import PassMarks
 from .base import TrainerParts, build_monitor, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
 from .pytorch import tell_models
 
@@ -79,6 +82,7 @@ class OverlapCallback(TrainerParts, pl.Callback):
             expect_dtensors(self.monitor, pl_module.parameters())
             _configuration.tell(self.monitor, lambda: _facts(trainer, pl_module))
             tell_models(self.monitor, [trainer.strategy.model] if trainer.strategy.model else [])
+            self._marks = PassMarks(self.monitor)
         # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
         # is kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
@@ -90,8 +94,17 @@ class OverlapCallback(TrainerParts, pl.Callback):
             self.monitor.step_begin(self._step)
         if self.monitor is not None:
             self.monitor.tell_micro_batch()
+            self.monitor.enter(FORWARD)
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
+        if self._marks is not None:
+            self._marks.watch_backward(loss)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter(OPTIMIZER)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._enter(INPUT)
         if self.monitor is not None and trainer.global_step != self._global_step:
             self.monitor.step_end(self._step)
             self._step += 1
@@ -99,8 +112,10 @@ class OverlapCallback(TrainerParts, pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._pause_step()
+        self._enter(EVALUATION)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._enter(INPUT)
         self._pause.close()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -126,6 +141,7 @@ class OverlapCallback(TrainerParts, pl.Callback):
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
+        self._enter(CHECKPOINT)
         return {"step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink, _validation
+from overlap_callbacks.analysis.step_vectors import OPTIMIZER
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.monitor.background.store import next_prefix
 from overlap_callbacks.monitor.config import default_sinks
@@ -80,6 +81,7 @@ def attach(
 
     def step_and_mark(optimizer_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal step
+        monitor.enter(OPTIMIZER)
         outcome = optimizer_step(*args, **kwargs)
         if monitor.in_step:
             steps.end(skipped=outcome[0] is False)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
+from overlap_callbacks.analysis.step_vectors import OPTIMIZER
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.instruments import device
@@ -21,6 +22,7 @@ from overlap_callbacks.instruments import device
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._names import tell_names
 from ._options import Options
+from ._parts import PassMarks
 from ._pytorch_ddp import switchable
 from ._pytorch_graphs import GraphReplays
 from ._pytorch_race import PlainStep
@@ -138,8 +140,21 @@ def attach(
     hook: Any = torch.compiler.disable(after_step)
     monitor.call_on_close(replays.stop)
     monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
+    _mark_parts(monitor, optimizer, models, idle=pipeline is not None)
     _attachments.add(optimizer, monitor)
     return monitor
+
+
+def _mark_parts(
+    monitor: OverlapMonitor, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, idle: bool
+) -> None:
+    hook: Any = torch.compiler.disable(lambda *_: monitor.enter(OPTIMIZER))
+    monitor.call_on_close(optimizer.register_step_pre_hook(hook).remove)
+    marks = PassMarks(monitor, idle=idle)
+    if models:
+        marks.watch_models(models)
+    else:
+        marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor, Sink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.analysis.step_vectors import INPUT, OPTIMIZER
 from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.monitor.config import default_sinks
@@ -24,6 +25,7 @@ from overlap_callbacks.sinks import FunctionSink
 
 from . import _configuration
 from ._options import Options, checked
+from ._parts import PassMarks
 from .base import (
     TrainerParts,
     build_monitor,
@@ -104,6 +106,7 @@ class OverlapCallback(TrainerParts, transformers.TrainerCallback):
             expect_dtensors(self.monitor, objects["model"].parameters())
             _configuration.tell(self.monitor, lambda: _facts(args, objects["model"]))
             tell_models(self.monitor, [objects["model"]])
+            PassMarks(self.monitor).watch_models([objects["model"]])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()
@@ -114,8 +117,12 @@ class OverlapCallback(TrainerParts, transformers.TrainerCallback):
         if self.monitor is not None:  # after each micro-batch but the last
             self.monitor.tell_micro_batch()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._enter(OPTIMIZER)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.monitor is not None:
+            self.monitor.enter(INPUT)
             self.monitor.tell_micro_batch()
             # Known with ``include_num_input_tokens_seen``. A mean, because batches differ in length.
             if getattr(state, "num_input_tokens_seen", 0) and "tokens_per_step" not in self._options:

@@ -48,6 +48,11 @@ def default_sinks(run_dir: Path, detail: str = "short") -> list[Sink]:
     return [JsonlSink(run_dir), WandbSink(start=False, detail=detail)]
 
 
+def record_of(sinks: Sequence[Sink]) -> Path | None:
+    """Folder of the first record among the sinks, if any."""
+    return next((path.parent for sink in sinks if (path := sink.kept_record()) is not None and path.exists()), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
     """The options of an ``OverlapMonitor``, which documents them.

@@ -16,9 +16,9 @@ from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.sampling import SamplingRunner
 from overlap_callbacks.monitor.session import SessionSlot
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
-from overlap_callbacks.monitor.window_cost import StepRing
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
@@ -39,9 +39,9 @@ class StepDriver:
         self.faults = FaultGuard(
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
-        self.slot = SessionSlot(config, gate, self.faults)
-        self.switch = self.slot.switch
         self.ring = StepRing()
+        self.slot = SessionSlot(config, gate, self.faults, self.ring)
+        self.switch = self.slot.switch
         self.last_step = -1  # number of the latest step; -1 before the first
         self.unused = ""  # what is wrong if no step ever begins; empty if that may be
         self.replaced = False  # by another monitor, which says so
@@ -139,8 +139,14 @@ class StepDriver:
     def pause(self) -> None:
         """Begin something that is not part of training, within the latest step or after it."""
         self.ring.spoil(self.last_step)
+        self.ring.pause()
         self.runner.pause()
         self.slot.keeping.pause(within_step=self.open)
+
+    def resume(self, runner: WindowRunner | TimingRunner | PinnedRunner | Stopped) -> None:
+        """End the pause that began with this runner."""
+        self.ring.resume()
+        runner.resume()
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
         """Abandon an open window, with a message, if the step does not follow the previous one (-1: there was none)."""
@@ -229,6 +235,8 @@ class StepDriver:
         self.slot.keeping.close()
         if self.runner.in_window:
             self.guarded(self.runner.abandon, "the monitor was closed [OC314]", within_step=self.open, job_ends=True)
+        if self.runner is self.window_runner and isinstance(self.runner, WindowRunner):
+            self.guarded(self.runner.stretches.end, job_ends=True)
         self.stop()
         self._closing = waits
         if not self._closing:
@@ -248,6 +256,7 @@ class StepDriver:
 
     def stop(self) -> None:
         """Switch measuring off permanently."""
+        self.ring.close()
         self.runner = Stopped(self.slot, within_step=self.open)
         self.in_runner_step = self.runner.in_step
         self.next_step = self.runner.next_step

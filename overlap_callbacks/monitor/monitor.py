@@ -28,6 +28,7 @@ from overlap_callbacks.monitor.config import (
     as_settings,
     default_run_folder,
     default_sinks,
+    record_of,
     switched_off_by,
 )
 from overlap_callbacks.monitor.driver import StepDriver
@@ -94,6 +95,11 @@ class AdapterApi:
     def tell_model_chunks(self, number: int) -> None:
         """Set the number of model chunks of an interleaved pipeline on this rank."""
         self._driver.window_runner.model_chunks = number
+
+    @property
+    def enter(self) -> Callable[[int], None]:
+        """Called with a part of ``analysis.step_vectors`` that begins, in the open step or after it."""
+        return self._driver.ring.enter
 
     def tell_micro_batch(self) -> None:
         """Count one more micro-batch in the open step. The count is part of a step's kind."""
@@ -384,7 +390,7 @@ class OverlapMonitor(AdapterApi):
         try:
             yield
         finally:
-            self._driver.guarded(runner.resume)
+            self._driver.guarded(self._driver.resume, runner)
 
     @property
     def last_step(self) -> int:
@@ -457,7 +463,7 @@ class OverlapMonitor(AdapterApi):
         if self._finalizer.detach() is not None:
             limit_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
             driver.guarded(driver.slot.close, limit_s, restore=switched_back, settle=timeout_s is None)
-            record = _record_of(self.config.sinks) if was_active and num_windows else None
+            record = record_of(self.config.sinks) if was_active and num_windows else None
             if record is not None:
                 driver.notices.announce(f"the record is in {record}: overlap show {shlex.quote(str(record))}")
         driver.guarded(driver.faults.raise_reported)  # errors of the last reports
@@ -492,8 +498,3 @@ class _StepContext:
             monitor.step_end(self.number)
         else:
             monitor.abort_step()
-
-
-def _record_of(sinks: Sequence[Sink]) -> Path | None:
-    """Folder of the first record among the sinks, if any."""
-    return next((path.parent for sink in sinks if (path := sink.kept_record()) is not None and path.exists()), None)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from overlap_callbacks.monitor.session import SessionSlot
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import check_gate_health
 from overlap_callbacks.monitor.window import SampledStep
-from overlap_callbacks.monitor.window_cost import StepRing
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 # Sampled steps kept for the next window; if there are more, every second one is dropped. The same on all ranks.

@@ -32,6 +32,7 @@ from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.order_check import OrderChecker
+from overlap_callbacks.monitor.background.parts import PartsOfRanks
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.roll_call import RollCall
@@ -41,6 +42,7 @@ from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.keeping import Keeping
 from overlap_callbacks.monitor.race.ballot import Ballot
 from overlap_callbacks.monitor.race.check import RaceChecks
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.sinks import RunInfo
 
@@ -49,7 +51,12 @@ class Session:
     """The threads and instruments of one monitor in one job. Created on the training thread, to measure its device."""
 
     def __init__(
-        self, job: Job, config: MonitorConfig, faults: FaultGuard, write_page: Callable[[Path], Path] | None = None
+        self,
+        job: Job,
+        config: MonitorConfig,
+        faults: FaultGuard,
+        ring: StepRing,
+        write_page: Callable[[Path], Path] | None = None,
     ) -> None:
         self.job = job
         group: Any = weakref.ref(dist.group.WORLD)
@@ -93,6 +100,7 @@ class Session:
             deciding=self.deciding,
             causes=self.causes,
             write_page=write_page,
+            parts=PartsOfRanks(channel, ring, config.schedule),
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )
@@ -166,16 +174,18 @@ class SessionSlot:
     It does not reference the monitor, and is closed when the monitor is collected.
     """
 
-    def __init__(self, config: MonitorConfig, gate: Gate, faults: FaultGuard) -> None:
+    def __init__(self, config: MonitorConfig, gate: Gate, faults: FaultGuard, ring: StepRing) -> None:
         self.config = config
         self.gate = gate
         self.faults = faults
+        self.ring = ring
         self.notices = faults.notices
         self.switch = SwitchState()  # a framework's own switch, or an arm's, turned between steps
         self.window: Window | None = None  # the open window
         self.keeping = Keeping(self.switch, self.notices)
         self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
         self._session: Session | None = None
+        self._is_measuring = False  # the session may run windows
         self._roll_call: RollCall | None = None
         self.write_page: Callable[[Path], Path] | None = None  # writes the page of a record, and returns its path
 
@@ -196,16 +206,27 @@ class SessionSlot:
 
         Raises RuntimeError in strict mode if another monitor of this process is measuring.
         """
-        if self._session is None:
-            self._session = self._open()
-        elif self._session.group() is not dist.group.WORLD:
+        if self._session is not None and self._session.group() is not dist.group.WORLD:
             self.faults.switch_off(
                 "group", "the process group was replaced, and measuring is switched off: make a new monitor [OC108]"
             )
             return None
-        if self._session is not None:
-            self.gate.register()
+        if not self._is_measuring:
+            session = self._open()
+            if session is None:
+                return None
+            self._session, self._is_measuring = session, True
+        self.gate.register()
         return self._session
+
+    def acquire_for_parts(self, *, opens: bool) -> Session | None:
+        """The session without the gate, for parts of steps; of one rank too. None, without a word, if there is none."""
+        job = Job.current()
+        if job is None or (self._session is None and (self.gate.taken or not opens)):
+            return None
+        if self._session is None:
+            self._session = Session(job, self.config, self.faults, self.ring, self.write_page)
+        return self._session if self._session.group() is dist.group.WORLD else None
 
     def _open(self) -> Session | None:
         job = Job.current()
@@ -215,8 +236,9 @@ class SessionSlot:
             )
             return None
         if job.world_size == 1:
-            self.faults.switch_off(
-                "alone", "the job has one rank: there is nothing to overlap, and nothing is measured [OC107]"
+            self.notices.warn_once(
+                "alone",
+                "the job has one rank: nothing to overlap, so only the parts of its steps are timed [OC107]",
             )
             return None
         if self.gate.taken:
@@ -225,7 +247,7 @@ class SessionSlot:
                 raise RuntimeError(why)
             self.faults.switch_off("second", f"{why}; this one is switched off, training goes on [OC109]")
             return None
-        return Session(job, self.config, self.faults, self.write_page)
+        return self._session or Session(job, self.config, self.faults, self.ring, self.write_page)
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate, and stop the instruments of an open window.

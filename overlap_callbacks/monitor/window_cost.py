@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from overlap_callbacks.analysis.measuring_cost import LostTime, StepsAfter, Stretch, lost_time
 from overlap_callbacks.instruments import clocks
@@ -34,46 +33,6 @@ _MOST_IN_WINDOW = 2.0
 _MAX_SETTLING_STEPS = 16
 # Maximum number of steps observed after a window.
 MAX_STEPS_AFTER = 512
-
-
-# Steps in the ring. A power of two, so that a step's slot is its number's last bits.
-SIZE = 4096
-MASK = SIZE - 1
-
-
-class StepRing:
-    """Host time at the start of each of the last 4,096 steps. The training thread writes; others may read.
-
-    It shows what windows cannot, such as a longer step every fiftieth.
-    """
-
-    def __init__(self) -> None:
-        self.steps = [-1] * SIZE
-        self.begun_ns = [0] * SIZE
-
-    def begin(self, step: int) -> None:
-        """Record the start of step number ``step``."""
-        place = step & MASK
-        self.steps[place] = step
-        self.begun_ns[place] = clocks.now()
-
-    def spoil(self, step: int) -> None:
-        """Exclude a step that is not ordinary: it has instruments, a mode of its own, or a pause."""
-        place = step & MASK
-        if self.steps[place] == step:
-            self.steps[place] = -1
-
-    def durations(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Numbers and durations (start to start, in ms) of the completed ordinary steps, in order."""
-        steps, begun_ns = np.array(self.steps, dtype=np.int64), np.array(self.begun_ns, dtype=np.int64)
-        order = np.argsort(steps, kind="stable")
-        steps, begun_ns = steps[order], begun_ns[order]
-        known = steps >= 0
-        steps, begun_ns = steps[known], begun_ns[known]
-        step_ms = np.diff(begun_ns) / 1e6
-        # The ring may be overwritten while it is read, and a job may restart at an earlier step.
-        ended = (np.diff(steps) == 1) & (step_ms > 0)
-        return steps[:-1][ended], step_ms[ended]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,11 @@ from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
+from overlap_callbacks.monitor.stretches import Stretches
 from overlap_callbacks.monitor.window import MeasuredStep, StepRanges, Window
-from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
+from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
 
 
 class Phase(enum.Enum):
@@ -172,6 +174,7 @@ class WindowRunner(StepRunner):
         self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
         self._keeping = slot.keeping
+        self.stretches = Stretches(slot)
 
     @property
     def in_window(self) -> bool:
@@ -185,6 +188,7 @@ class WindowRunner(StepRunner):
         """The step number went back: window numbers may repeat."""
         self._rewinds += 1
         self._backoff.rewind()
+        self.stretches.rewind()
         self._skip = Skip("", 0)
         self.next_step = 0
 
@@ -192,6 +196,7 @@ class WindowRunner(StepRunner):
 
     def begin(self, step: int) -> None:
         self._step = step
+        self.stretches.step_began(step)
         begun_ns = clocks.now()
         if self._window is None:
             self._pace.step_began(step, begun_ns)
@@ -441,7 +446,7 @@ class WindowRunner(StepRunner):
     def _await_next_window(self) -> None:
         """Wait for the next window; until then only the steps around windows are observed."""
         next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
-        self.next_step = min(next_step, self._keeping.next_step)
+        self.next_step = min(next_step, self._keeping.next_step, self.stretches.next_step)
 
     def _key(self, window: Window) -> str:
         """Name of a window in the store, unique after a rewind. Not by its step, so that differing ranks still meet."""

@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
@@ -74,6 +75,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
 _decode_causal = msgspec.json.Decoder(CausalWindow).decode
+_decode_frontier = msgspec.json.Decoder(StepFrontier).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_prediction = msgspec.json.Decoder(Prediction).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
@@ -90,6 +92,7 @@ class Record:
         windows: the reports, in the order of measurement.
         arms: the reports of windows with arms other than sequential steps.
         causal: windows in which collectives were delayed.
+        frontier: what stretches of steps were spent on.
         decision: what the job has decided about its arms, the latest; None in a job that does not decide.
         predictions: what the advice of the last start predicts.
         seldom_held: topics of advice whose predictions hold too seldom, in words; not read from the file.
@@ -105,6 +108,7 @@ class Record:
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
     causal: list[CausalWindow] = field(default_factory=list)
+    frontier: list[StepFrontier] = field(default_factory=list)
     decision: Decision | None = None
     predictions: list[Prediction] = field(default_factory=list)
     seldom_held: dict[str, str] = field(default_factory=dict)
@@ -280,6 +284,7 @@ def read(
     lists = {
         "arm": (record.arms, _decode_arm),
         "causal": (record.causal, _decode_causal),
+        "frontier": (record.frontier, _decode_frontier),
         "prediction": (record.predictions, _decode_prediction),
         "left_out": (record.left_out, lambda line: _decode_left_out(line).reason),
     }

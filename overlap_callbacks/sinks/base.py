@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.figure import Value
+from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -69,6 +70,9 @@ class Sink:
 
     def log_causal(self, window: CausalWindow) -> None:
         """Called once for each window in which collectives were delayed."""
+
+    def frontier(self, stretch: StepFrontier) -> None:
+        """Called with what a stretch of steps was spent on, over all ranks; later in a run stretches are longer."""
 
     def decision(self, decision: Decision) -> None:
         """Called with what the job has decided about its arms, whenever that changes."""

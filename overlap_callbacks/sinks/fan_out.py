@@ -65,6 +65,7 @@ class FanOut:
     log_causal = functools.partialmethod(_each, "log_causal")
     left_out = functools.partialmethod(_each, "left_out")
     answer = functools.partialmethod(_each, "answer")
+    frontier = functools.partialmethod(_each, "frontier")
     decision = functools.partialmethod(_each, "decision")
     log = functools.partialmethod(_each, "log")
 

@@ -31,6 +31,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.exposure import Exposure
+from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
@@ -109,6 +110,9 @@ class JsonlSink(Sink):
 
     def answer(self, text: str) -> None:
         self._write("answer", {"text": text})
+
+    def frontier(self, stretch: StepFrontier) -> None:
+        self._write("frontier", stretch)
 
     def decision(self, decision: Decision) -> None:
         self._write("decision", decision)

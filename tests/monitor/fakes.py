@@ -21,8 +21,9 @@ from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.keeping import Keeping
 from overlap_callbacks.monitor.race.check import RaceChecks
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.window import MeasuredStep
-from overlap_callbacks.monitor.window_cost import StepRing, WindowCost
+from overlap_callbacks.monitor.window_cost import WindowCost
 
 EMPTY_LOG = StepLog((), 0, None)
 
@@ -127,7 +128,8 @@ class Bench:
         race = RaceChecks(False, self.gate, self.switch, self.notices)
         self.ring = StepRing()
         self.slot: Any = SimpleNamespace(
-            acquire=lambda: session, race=race, config=config or MonitorConfig(), gate=self.gate, switch=self.switch,
+            acquire=lambda: session, acquire_for_parts=lambda opens: None, race=race,
+            config=config or MonitorConfig(), gate=self.gate, switch=self.switch,
             notices=self.notices, faults=self.faults, keeping=Keeping(self.switch, self.notices),
         )  # fmt: skip
 

@@ -486,8 +486,6 @@ def pause_outside_of_windows(rank: int) -> tuple[set[int], bool]:
 
 def test_rhythms_are_found_without_steps_that_have_a_pause_or_are_in_a_window():
     for missing, same in run_ranks(pause_outside_of_windows, 2):
-        # A step ends where the next one begins: that before one that is missing is missing too.
-        assert {20, 30} <= missing
-        assert {step for step in missing if step > 10} == {19, 20, 29, 30}
+        assert {step for step in missing if step > 10} == {20, 30}
         assert 2 in missing  # recorded
         assert same

@@ -28,6 +28,7 @@ from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
+from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -38,6 +39,7 @@ from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
+from overlap_callbacks.monitor.background.parts import PartsOfRanks
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Exchange, Tree
@@ -84,6 +86,25 @@ def gather_from_children(
     return part
 
 
+class _InRecord:
+    """What the last window wrote to the record, and need not be written again while it is unchanged."""
+
+    def __init__(self) -> None:
+        self._environment: JobEnvironment | None = None
+        self._messages: JobMessages | None = None
+
+    def without(self, report: OverlapReport) -> OverlapReport:
+        """The report without what is unchanged since the previous window."""
+        if report.environment == self._environment:
+            report = msgspec.structs.replace(report, environment=None)
+        else:
+            self._environment = report.environment
+        if report.messages == self._messages:
+            return msgspec.structs.replace(report, messages=None)
+        self._messages = report.messages
+        return report
+
+
 class Reporter:
     """Turns windows into reports and, on rank 0, gives them to the sinks. Tells the budget what each window cost.
 
@@ -91,6 +112,7 @@ class Reporter:
     and ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is no longer used, and the
     error. ``hide`` replaces host names in texts; None if they may be shown. On rank 0, ``quick`` gets the reports of
     windows back to back, ``deciding`` those of a job that decides, and ``write_page`` writes the page of a record.
+    ``parts`` adds up what ranks know of every step.
     """
 
     def __init__(
@@ -106,6 +128,7 @@ class Reporter:
         deciding: Deciding | None = None,
         causes: Causes | None = None,
         write_page: Callable[[Path], Path] | None = None,
+        parts: PartsOfRanks | None = None,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
     ) -> None:
@@ -116,15 +139,15 @@ class Reporter:
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run, self._environment, self._hide = run, environment, hide
         self._workload = config.workload
-        # As last written to the record:
-        self._job_environment: JobEnvironment | None = None
-        self._job_messages: JobMessages | None = None
+        self._in_record = _InRecord()
         self._timeout_s = config.report_timeout_s
         self._budget = budget
         self._quick = quick
         self._deciding = deciding
         self._causes = causes or Causes(budget, chooses=False)
         self._write_page = write_page
+        self._parts = parts
+        self._exchanges = [self._exchange, *([] if parts is None else [parts.exchange])]
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop, self._closing = threading.Event(), threading.Event()
         self._settled = SettledFit()
@@ -142,13 +165,20 @@ class Reporter:
         Connecting blocks if the server has died: done later, it could outlive the job.
         """
         self._worker.submit(self._channel.open)
-        self._worker.submit(self._exchange.open)
+        for exchange in self._exchanges:
+            self._worker.submit(exchange.open)
         self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
         """Write the counted steps of a timed block to the record at once, so that a crash does not lose them."""
         if self._sinks and steps:
             self._worker.submit(lambda: self._log_block(window, steps))
+
+    def submit_stretch(self, number: int, key: str) -> None:
+        """Add up the parts of a stretch of steps over the ranks, under ``key``, and write them to the record."""
+        parts = self._parts
+        if parts is not None and parts.may_wait():
+            self._worker.submit(lambda: self._log_stretch(parts.gather(number, key, self._stop.is_set)))
 
     def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
         """Write to the record why a window has no report."""
@@ -192,7 +222,7 @@ class Reporter:
             self._settle_from = time.monotonic()
         self.submit_answer()  # if it was not given yet
         self._worker.submit(self._close_sinks)
-        self._worker.submit(lambda: self._leave([self._exchange, *others]))
+        self._worker.submit(lambda: self._leave([*self._exchanges, *others]))
         if not self._await_end(settle):
             self._stop.set()  # ranks that have not reported by now are missing; the others still count
             if not self._worker.close(1.0) and self._channel.call.under_way:
@@ -227,6 +257,11 @@ class Reporter:
             cost.work_done(finished=True)
             self._last_cost = cost
 
+    def _log_stretch(self, row: StepFrontier | None) -> None:
+        if row is not None and not self._abandoned:
+            self._open_sinks()
+            self._sinks.frontier(row)
+
     def _report_trial(self, window: MeasuredWindow, cost: WindowCost) -> None:
         self._await_normal_steps(cost)
         lost, extra_s = cost.lost((), 0.0), trial_extra_s(window)
@@ -242,7 +277,8 @@ class Reporter:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
-        own = self._with_cost(own, cost, window.steps)
+        self._await_normal_steps(cost)
+        own = _with_cost(own, cost, self._last_cost, window.steps)
         if self._hide is not None:
             own = hidden_window(own, self._hide)
         # Sent with every window: a rank's message may miss one, and this is small.
@@ -279,7 +315,7 @@ class Reporter:
             self._decide(of_arm, charged_s)
             return
         self._causes.note(report)
-        report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
+        report = msgspec.structs.replace(self._in_record.without(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)
         if window.quick and self._quick is not None:
@@ -303,13 +339,6 @@ class Reporter:
             self._open_sinks()
             self._sinks.decision(decision)
 
-    def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
-        """Add the window's cost, and the previous one's after its report; waits a bounded time for normal steps."""
-        self._await_normal_steps(cost)
-        lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
-        late_ms = 0.0 if self._last_cost is None else self._last_cost.cost_after_report_ms
-        return own if lost is None or lost.step_ms <= 0 else _with_lost(own, lost, late_ms)
-
     def _await_normal_steps(self, cost: WindowCost) -> None:
         """Wait a bounded time until the steps after a window are back to normal."""
         cost.work_done()
@@ -317,17 +346,6 @@ class Reporter:
         while not (self._closing.is_set() or cost.is_stalled or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
-
-    def _without_known(self, report: OverlapReport) -> OverlapReport:
-        """The report without what is unchanged since the previous window, and so in the record already."""
-        if report.environment == self._job_environment:
-            report = msgspec.structs.replace(report, environment=None)
-        else:
-            self._job_environment = report.environment
-        if report.messages == self._job_messages:
-            return msgspec.structs.replace(report, messages=None)
-        self._job_messages = report.messages
-        return report
 
     def _send_up(self, part: JobPart, key: str) -> None:
         patience_s = 0.0 if self._parent_is_slow else self._timeout_s
@@ -383,6 +401,8 @@ class Reporter:
     def _close_sinks(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._opened and self._parts is not None:
+                self._log_stretch(self._parts.run.incomplete)
             self._sinks.close(self._close_by - time.monotonic())
 
 
@@ -394,6 +414,13 @@ def _leave_exchanges(exchanges: Sequence[Exchange], deadline_s: float, all_end: 
             each.leave(parent_is_gone=not all(taken) and all_end)
         for messages in stale:
             messages.delete_unread(deadline_s - time.monotonic(), stop, after_s=SETTLE_S)
+
+
+def _with_cost(own: RankWindow, cost: WindowCost, last: WindowCost | None, steps: Sequence[MeasuredStep]) -> RankWindow:
+    """Add the window's cost, and that of the previous one (``last``) after its report."""
+    lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
+    late_ms = 0.0 if last is None else last.cost_after_report_ms
+    return own if lost is None or lost.step_ms <= 0 else _with_lost(own, lost, late_ms)
 
 
 def _with_lost(own: RankWindow, lost: LostTime, late_ms: float) -> RankWindow:

@@ -31,6 +31,7 @@ from overlap_callbacks.report.views.sections import (
     tiles,
 )
 from overlap_callbacks.report.views.step_charts import kernels_in_time
+from overlap_callbacks.report.views.step_parts import step_parts
 from overlap_callbacks.report.views.tables import summary_table
 from overlap_callbacks.report.views.traffic import traffic
 from overlap_callbacks.report.views.trends import changed, usage
@@ -143,7 +144,7 @@ def _sections(record: Record, charts: bool) -> list[Section]:
     if record.summary.measured:
         found += [cost(record), *ideal(record), *power(record), *changed(record), *throughput(record)]
         lacking = not_measured(record)
-    found += [*causal(record), *arms(record)]
+    found += [*step_parts(record), *causal(record), *arms(record)]
     further = [
         *([*kernels_in_time(record), *usage(record)] if charts and record.summary.measured else []),
         *traffic(record),

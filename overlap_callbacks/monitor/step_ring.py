@@ -1,0 +1,260 @@
+"""Marks of every step, windows included: when it begins, and when each of its parts does.
+
+The training thread leaves marks and reads none. On a host a mark is a time; on a device it is an event of the compute
+stream, at most six in a step, which is read once the device has passed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.step_vectors import (
+    AFTER_BACKWARD,
+    AS_AT_FIRST,
+    BACKWARD,
+    FIRST_STEP,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PAUSED,
+    TOGETHER,
+    WAITING,
+    StepVectors,
+    parts_of,
+)
+from overlap_callbacks.instruments import clocks, device
+
+# Steps kept.
+SIZE = 4096
+# Marks kept until they are read, twice: a mark is two items.
+_MAX_ITEMS = 2 * 65_536
+# Steps that were read at different times are kept together up to this many.
+_STEPS_TOGETHER = 256
+# Events of a step on a device: its beginning, the optimizer's, and four others.
+MAX_EVENTS = 6
+
+
+class StepRing:
+    """The parts of the last 4,096 steps. The training thread marks, in well below a microsecond; any thread reads."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque(maxlen=_MAX_ITEMS)  # in turn what begins, and when
+        self._extend = self._items.extend  # one call: a thread sees both items or none
+        self._begun_ns: deque[int] = deque(maxlen=_MAX_ITEMS)  # host time of the beginnings, on a device
+        self._spoilt: deque[int] = deque(maxlen=SIZE)
+        self._device: _DeviceMarks | None = None
+        self._is_device_known = False
+        self._paused_in = OTHER
+        # Of the thread that reads:
+        self._lock = threading.Lock()
+        self._unread: list[Any] = []  # from the beginning of a step that is not complete
+        self._read: deque[StepVectors] = deque()
+        self._num_read = 0
+
+    # -- on the training thread
+
+    def begin(self, step: int) -> None:
+        """A step begins, and the one before it ends."""
+        if self._device is None:
+            self._extend((FIRST_STEP + step, time.perf_counter_ns()))
+            if not self._is_device_known:
+                self._look_for_device()
+        else:
+            self._begun_ns.append(time.perf_counter_ns())
+            self._device.begin(step)
+
+    def enter(self, part: int) -> None:
+        """A part of the open step begins, and the one before it ends; see ``analysis.step_vectors``."""
+        if self._device is None:
+            self._extend((part, time.perf_counter_ns()))
+        else:
+            self._device.enter(part)
+
+    def pause(self) -> None:
+        """Something that is not training begins."""
+        try:
+            part = self._items[-2]
+        except IndexError:  # they were read just now
+            part = self._unread[-2] if self._unread else OTHER
+        if part != PAUSED:
+            self._paused_in = AS_AT_FIRST if part >= FIRST_STEP else part
+        self.enter(PAUSED)
+
+    def resume(self) -> None:
+        """Training goes on, in the part in which it was paused."""
+        self.enter(self._paused_in)
+
+    def spoil(self, step: int) -> None:
+        """Exclude a step that is not ordinary: it has instruments, a mode of its own, or a pause."""
+        self._spoilt.append(step)
+
+    def close(self) -> None:
+        """Leave no more marks."""
+        self._extend, self._is_device_known = _nothing, True
+        if self._device is not None:
+            self._device.is_closed = True
+
+    def _look_for_device(self) -> None:
+        """Marks are events from now on if the process uses a device; then nothing is known of the step before."""
+        self._is_device_known = True
+        used = device.in_use()
+        if used is not None:
+            self._items.clear()
+            self._device = _DeviceMarks(device.accelerator().current_stream(used), self._extend)
+
+    # -- on any thread
+
+    @property
+    def last_mark(self) -> clocks.Mark | None:
+        """The latest mark; None if there is none that was not read yet."""
+        items = self._items
+        return items[-1] if items else None
+
+    def vectors(self) -> StepVectors:
+        """The parts of the last steps that are complete, in order; of those after the step number last went back."""
+        with self._lock:
+            self._read_marks()
+            return StepVectors.joined(self._read)
+
+    def durations(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Numbers and durations (from one beginning to the next, in ms) of the ordinary steps."""
+        vectors = self.vectors()
+        step_ns = vectors.step_ns
+        known = vectors.ordinary & (step_ns > 0)
+        return vectors.steps[known], step_ns[known] / 1e6
+
+    def _read_marks(self) -> None:
+        items = self._items
+        new = [items.popleft() for _ in range(len(items) // 2 * 2)]
+        unread = self._unread + new
+        marks, times = unread[::2], unread[1::2]
+        begins = [place for place, mark in enumerate(marks) if mark >= FIRST_STEP]
+        if self._device is not None:
+            begins = _ready(begins, times)
+        if len(begins) < 2:
+            self._unread = unread[2 * begins[0] :] if begins else []
+            return
+        first, last = begins[0], begins[-1]
+        self._unread = unread[2 * last :]
+        steps = np.array(marks, dtype=np.int64)[begins] - FIRST_STEP
+        if self._device is None:
+            times_ns = np.array(times[first : last + 1], dtype=np.int64)
+            begun_ns = times_ns[np.array(begins[:-1]) - first]
+        else:
+            times_ns = self._device.times_ns(times, begins)
+            begun_ns = np.array([self._begun_ns.popleft() for _ in begins[:-1]], dtype=np.int64)
+        parts_ns = parts_of(np.array(marks[first : last + 1], dtype=np.int64), times_ns)
+        follows = np.diff(steps) == 1
+        ordinary = follows & ~np.isin(steps[:-1], np.array(self._spoilt, dtype=np.int64))
+        self._keep(StepVectors(steps[:-1], begun_ns, parts_ns, ordinary))
+
+    def _keep(self, read: StepVectors) -> None:
+        back = np.flatnonzero(np.diff(read.steps) <= 0)
+        if len(back):
+            read = read.where(slice(int(back[-1]) + 1, None))
+        if len(back) or (self._read and read.steps[0] <= self._read[-1].steps[-1]):
+            self._read.clear()
+            self._num_read = 0
+        self._num_read += len(read)
+        if self._read and len(self._read[-1]) < _STEPS_TOGETHER:
+            read = StepVectors.joined([self._read.pop(), read])
+        self._read.append(read)
+        while self._num_read > SIZE:
+            over = self._num_read - SIZE
+            oldest = self._read.popleft()
+            self._num_read -= min(over, len(oldest))
+            if over < len(oldest):
+                self._read.appendleft(oldest.where(slice(over, None)))
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+def _ready(begins: list[int], times: list[clocks.Mark]) -> list[int]:
+    """The beginnings that the device has passed: the first ones."""
+    passed = 0
+    for place in reversed(begins):
+        clocks.prepare_own_thread(clocks.device_of(times[place]))
+        if clocks.is_ready(times[place]):
+            passed = place
+            break
+    else:
+        return []
+    return [place for place in begins if place <= passed]
+
+
+class _DeviceMarks:
+    """Events of steps on a compute stream, at most six in a step.
+
+    Of several micro-batches one is marked, another in each step: the others are one part.
+    """
+
+    def __init__(self, stream: device.Stream, extend: Any) -> None:
+        self._stream = stream
+        self._extend = extend
+        self._accelerator = device.accelerator()
+        self.is_closed = False
+        self._free: deque[device.Event] = deque()  # read before
+        self._num_events = 0  # of the open step, without the optimizer's
+        self._num_forward = 0  # micro-batches of the open step
+        self._num_batches = 1  # of the step before
+        self._chosen = 0
+
+    def begin(self, step: int) -> None:
+        if self.is_closed or self._accelerator.is_capturing():
+            return
+        event = self._mark()
+        self._extend((FIRST_STEP + step, event))
+        self._num_batches, self._num_forward, self._num_events = max(1, self._num_forward), 0, 1
+        self._chosen = step % self._num_batches
+        if self._chosen:
+            self._extend((TOGETHER, event))
+
+    def enter(self, part: int) -> None:
+        wanted = self._wanted(part)
+        is_optimizer = part == OPTIMIZER
+        if wanted is None or (self._num_events >= MAX_EVENTS - 1 and not is_optimizer):
+            return
+        if self.is_closed or self._accelerator.is_capturing():
+            return
+        self._num_events += not is_optimizer
+        self._extend((wanted, self._mark()))
+
+    def _wanted(self, part: int) -> int | None:
+        """What to mark for a part; None for nothing."""
+        if part == FORWARD:
+            self._num_forward += 1
+        if self._num_batches == 1 or part not in (FORWARD, BACKWARD, WAITING, AFTER_BACKWARD):
+            return part
+        batch = self._num_forward - 1
+        if part in (FORWARD, BACKWARD):
+            return part if batch == self._chosen else None
+        if batch == self._num_batches - 1:
+            return part
+        return TOGETHER if batch == self._chosen and part == WAITING else None
+
+    def _mark(self) -> device.Event:
+        event = self._free.popleft() if self._free else self._accelerator.event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def times_ns(self, times: list[Any], begins: list[int]) -> npt.NDArray[np.int64]:
+        """Times of the marks from the first to the last of some beginnings, all passed, on one clock.
+
+        Within a step they are distances from its first event, rounded once.
+        """
+        found, start_ns = [0], 0
+        for first, last in itertools.pairwise(begins):
+            origin = times[first]
+            found += [start_ns + round(1e6 * origin.elapsed_time(event)) for event in times[first + 1 : last + 1]]
+            start_ns = found[-1]
+            self._free.extend({id(event): event for event in times[first:last]}.values())
+        return np.array(found, dtype=np.int64)
