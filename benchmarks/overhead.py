@@ -398,6 +398,17 @@ def _ratio(times: Mapping[str, Sequence[float]], block: int) -> dict[str, float]
     return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
 
+def show_parts(show: Callable[..., None], found: Mapping[str, Mapping[str, float]]) -> None:
+    """Show what ``parts_of_a_step`` has found."""
+    for arm, name in (("optimizer", "with the optimizer alone"), ("model", "with the model")):
+        parts = found[arm]
+        interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}; marks {parts['marks_us']:.2f}"
+        show(f"parts of a step, {name}", f"{parts['us']:.1f} us ({interval})", **parts)
+        print(
+            f"{'':<54} the machine's noise, absent / absent: {parts['noise_low']:.1f} to {parts['noise_high']:.1f} us"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, to see that it runs")
@@ -427,14 +438,7 @@ def main() -> None:
         for action in (lambda: ring.begin(next(numbers)), lambda: next(numbers))
     )
     show("monitor, of these the ring of step begins", f"{begin_us - count_us:.2f} us", us=begin_us - count_us)
-    measured_parts = parts_of_a_step(rounds(200))
-    for arm, name in (("optimizer", "with the optimizer alone"), ("model", "with the model")):
-        parts = measured_parts[arm]
-        interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}; marks {parts['marks_us']:.2f}"
-        show(f"parts of a step, {name}", f"{parts['us']:.1f} us ({interval})", **parts)
-        print(
-            f"{'':<54} the machine's noise, absent / absent: {parts['noise_low']:.1f} to {parts['noise_high']:.1f} us"
-        )
+    show_parts(show, parts_of_a_step(rounds(200)))
     null = gate_on_null_backend(rounds(150))
     registering_us, step_us = null.pop("registering_us"), null.pop("step_us")
     shown = f"{null['ratio']:.4f} ({null['low']:.4f} to {null['high']:.4f}) times absent between windows"

@@ -173,8 +173,7 @@ class WindowRunner(StepRunner):
         self._skip = Skip("", 0)
         self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
-        self._keeping = slot.keeping
-        self.stretches = Stretches(slot)
+        self._keeping, self.stretches = slot.keeping, Stretches(slot)
 
     @property
     def in_window(self) -> bool:
