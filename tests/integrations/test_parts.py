@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,26 @@ DELAYED = ("input", "forward", "backward", "optimizer", "collective")
 
 
 class Delays:
-    """Delays what is called for the n-th time, once in six times."""
+    """Delays what is called for the n-th time, once in six times, and notes from when to when."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._calls = dict.fromkeys(("input", "forward", "backward", "optimizer"), 0)
-        self.given = dict.fromkeys((*DELAYED, "waiting"), 0)
+        # In ns of a clock that the ranks share. ``collective``: in the backward pass of rank 1 alone.
+        self.given: dict[str, list[tuple[int, int]]] = {part: [] for part in DELAYED}
 
     def of(self, part: str) -> None:
         self._calls[part] += 1
-        place = self._calls[part] % 6
-        if place == DELAYED.index(part):
-            time.sleep(DELAY_S)
-            self.given[part] += 1
-        if part == "backward" and place == DELAYED.index("collective"):
-            self.given["waiting"] += self._rank == 0
-            time.sleep(DELAY_S * self._rank)
+        delayed = (*DELAYED, "nothing")[self._calls[part] % 6]
+        if delayed == part:
+            self._delay(part, DELAY_S)
+        elif part == "backward" and delayed == "collective":
+            self._delay(delayed, DELAY_S * self._rank)
+
+    def _delay(self, part: str, delay_s: float) -> None:
+        began_ns = time.perf_counter_ns()
+        time.sleep(delay_s)
+        self.given[part].append((began_ns, time.perf_counter_ns()))
 
     def slow_down(self, module: nn.Module) -> None:
         """Delay the forward and the backward pass of a part of a model, whose output is a tensor."""
@@ -74,7 +78,7 @@ class Delays:
             yield batch
 
 
-Found = tuple[dict[str, int], StepVectors]
+Found = tuple[dict[str, list[tuple[int, int]]], StepVectors]
 OPTIONS: dict[str, Any] = {"first_step": 100_000, "every_n_steps": 500, "strict": True, "power": False, "sinks": []}
 
 
@@ -212,29 +216,46 @@ def megatron(rank: int, folder: str) -> Found:
 JOBS = (pytorch_with_the_model, pytorch_alone, lightning, huggingface, deepspeed, megatron)
 
 
-def late_steps(vectors: StepVectors, part: str) -> int:
-    """In how many steps a part took longer than usual by 95 % of the delay at least."""
-    of_part = vectors.parts_ns[:, PARTS.index(part)]
-    return int((of_part >= np.quantile(of_part, 0.1) + 0.95e9 * DELAY_S).sum())
+def times_in(part: str, vectors: StepVectors, moments_ns: Sequence[int]) -> dict[int, int]:
+    """The time in a part of the step in which a moment lies, by the moment's place, as far as the step is known."""
+    last_ns = vectors.begun_ns[-1] + vectors.step_ns[-1]
+    known = {place: ns for place, ns in enumerate(moments_ns) if vectors.begun_ns[0] <= ns < last_ns}
+    rows = {place: int(np.searchsorted(vectors.begun_ns, ns, side="right")) - 1 for place, ns in known.items()}
+    return {place: int(vectors.parts_ns[row, PARTS.index(part)]) for place, row in rows.items()}
 
 
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
 def test_a_delay_appears_in_the_part_that_it_was_put_into(job: Callable[..., Found], tmp_path: Path) -> None:
-    for rank, (given, vectors) in enumerate(run_ranks(job, 2, str(tmp_path))):
+    ranks = run_ranks(job, 2, str(tmp_path))
+    for given, vectors in ranks:
         assert len(vectors) >= STEPS - 3
         assert (vectors.step_ns[:-1] == np.diff(vectors.begun_ns)).all()  # exactly
         assert (vectors.parts_ns >= 0).all()
-        for part, number in given.items():
-            if part == "collective" or (part == "waiting" and rank):
+        for part, delays in given.items():
+            if part == "collective":
                 continue
             where = part
             if job is pytorch_alone and part in ("input", "forward", "backward"):
                 where = "input_forward_backward"
-            assert late_steps(vectors, where) >= number - 1 >= 4, (rank, part, vectors.parts_ns // 1_000_000)
+            found_ns = times_in(where, vectors, [began_ns for began_ns, _ in delays])
+            assert len(found_ns) >= len(delays) - 1 >= 4, part
+            for place, part_ns in found_ns.items():
+                began_ns, ended_ns = delays[place]
+                assert part_ns >= 0.95 * (ended_ns - began_ns), (part, vectors.parts_ns // 1_000_000)
         if job is pytorch_alone:
             assert not vectors.parts_ns[:, 1:4].any()
         else:
             others = vectors.parts_ns[1:, [PARTS.index(name) for name in ("input_forward_backward", "other")]]
             assert np.median(others.sum(axis=1) / vectors.step_ns[1:]) < 0.02
+    # What rank 0 does itself, from where rank 1 is late, is no waiting.
+    (first, vectors), (second, _) = ranks
+    came_ns = [began_ns for began_ns, _ in first["collective"]]
+    late_ns = [ended_ns - ns for ns, (_, ended_ns) in zip(came_ns, second["collective"], strict=True)]
+    waited_ns = times_in("waiting", vectors, came_ns)
+    own_ns = times_in("input_forward_backward" if job is pytorch_alone else "backward", vectors, came_ns)
+    assert len(waited_ns) >= len(late_ns) - 1 >= 4
+    for place, waited in waited_ns.items():
+        assert waited >= 0.95 * late_ns[place] - own_ns[place], (late_ns[place], vectors.parts_ns // 1_000_000)
+    assert any(late_ns[place] > 2 * own for place, own in own_ns.items())
