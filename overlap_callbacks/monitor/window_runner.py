@@ -211,6 +211,8 @@ class WindowRunner(StepRunner):
         if self._window is None:
             # A window cut short within a step may have left the switch to be turned here, between two steps.
             self._keeping.between_steps(step)
+            if self._switch.is_turned:
+                self._pace.arm_is_on()
             self._await_next_window()
             return
         self.next_step = 0  # call ``begin`` at every step of a window

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from overlap_callbacks.gate.switches import FunctionSwitch
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
@@ -283,6 +285,26 @@ def test_between_windows_a_step_is_one_comparison_except_next_to_windows(clock: 
     assert [cost.usual for cost in bench.reporter.costs] == [UsualStep(10.0 * MS, 10 * MS, 10 * MS)] * 2
     assert all(cost.over for cost in bench.reporter.costs)
     assert all(told_ms(cost, 0.0) == 0.0 for cost in bench.reporter.costs)
+
+
+@pytest.mark.parametrize("kept_ms", [4, 30])
+def test_what_a_kept_arm_does_to_the_steps_after_a_window_is_not_what_it_cost(clock: Clock, kept_ms: int) -> None:
+    arm = FunctionSwitch("arm", lambda: None, lambda: None, only_between_steps=True)
+    schedule = tiny_schedule(every_n_steps=1000, first_step=100)
+    bench = Bench(Ruling(Decision.GRANTED), config=MonitorConfig(schedule=schedule))
+    runner = WindowRunner(bench.slot, bench.ring)
+
+    def keep(step: int) -> None:
+        if bench.reporter.costs:
+            bench.switch.use(arm)
+            bench.switch.turn(on=True)
+            clock.ns += (kept_ms - 10) * MS  # of the next step
+
+    with mock.patch.object(bench.slot.keeping, "between_steps", keep):
+        asked(runner, bench, range(400), clock)
+    (cost,) = bench.reporter.costs
+    assert cost.over
+    assert told_ms(cost, 0.0) == 0.0
 
 
 def test_the_time_to_stop_the_profiler_counts_in_full(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
