@@ -37,7 +37,7 @@ _PATIENCE_S, _SHORT_PATIENCE_S = 0.5, 0.02
 # How often a rank looks whether another has withdrawn; less often in a large job, whose store serves all ranks.
 _LOOK_S, _LOOKS_PER_S = 1.0, 100
 # How many looks ahead a step is announced from which all go back.
-_LOOKS_AHEAD = 4
+_LOOKS_AHEAD = 10
 _SLOWER = "the job has slowed down by all that the arm wins"
 # Before any step; after all steps.
 _NOW, _FAR = -1, 2**62
