@@ -28,6 +28,7 @@ from overlap_callbacks.analysis.results.arrivals import SizeTransfer
 from overlap_callbacks.analysis.results.bench import Failed, Start
 from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure
 from overlap_callbacks.analysis.results.causal import DelayedCall
+from overlap_callbacks.analysis.results.change import Change
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -99,6 +100,7 @@ BottleneckOfRun = made(
 Run = made(
     "Run", path=str, run=RunInfo, windows=int, valid_windows=int, verdict=str, state=str,
     bottleneck=BottleneckOfRun | None, figures=ESTIMATES, all_looks=bool, arms=list[Arm], decision=Decision | None,
+    changes=list[Change], goodput=dict[str, float],
     race=RaceCheck | None,
     causal=list[made(
         "Delayed", members=tuple[DelayedCall, ...], delay_ms=float, slope=Estimate, slack_ms=Estimate | None,

@@ -37,6 +37,7 @@ from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.roll_call import RollCall
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
+from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.keeping import Keeping
@@ -100,7 +101,7 @@ class Session:
             deciding=self.deciding,
             causes=self.causes,
             write_page=write_page,
-            parts=PartsOfRanks(channel, ring, config.schedule),
+            watching=Watching(PartsOfRanks(channel, ring, config.schedule), self.budget),
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )

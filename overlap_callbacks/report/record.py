@@ -16,11 +16,14 @@ from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.job.part import part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.catalogue import recorded_figures
 from overlap_callbacks.analysis.results.causal import CausalWindow
+from overlap_callbacks.analysis.results.change import Change
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.frontier import StepFrontier
+from overlap_callbacks.analysis.results.goodput import Goodput
 from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
@@ -76,6 +79,8 @@ _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
 _decode_causal = msgspec.json.Decoder(CausalWindow).decode
 _decode_frontier = msgspec.json.Decoder(StepFrontier).decode
+_decode_change = msgspec.json.Decoder(Change).decode
+_decode_goodput = msgspec.json.Decoder(Goodput).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_prediction = msgspec.json.Decoder(Prediction).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
@@ -93,6 +98,8 @@ class Record:
         arms: the reports of windows with arms other than sequential steps.
         causal: windows in which collectives were delayed.
         frontier: what stretches of steps were spent on.
+        changes: lasting changes along the run.
+        goodput: where the time went, one for each start of the job that knows it.
         decision: what the job has decided about its arms, the latest; None in a job that does not decide.
         predictions: what the advice of the last start predicts.
         seldom_held: topics of advice whose predictions hold too seldom, in words; not read from the file.
@@ -109,6 +116,8 @@ class Record:
     arms: list[ArmReport] = field(default_factory=list)
     causal: list[CausalWindow] = field(default_factory=list)
     frontier: list[StepFrontier] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    goodput: list[Goodput] = field(default_factory=list)
     decision: Decision | None = None
     predictions: list[Prediction] = field(default_factory=list)
     seldom_held: dict[str, str] = field(default_factory=dict)
@@ -285,6 +294,8 @@ def read(
         "arm": (record.arms, _decode_arm),
         "causal": (record.causal, _decode_causal),
         "frontier": (record.frontier, _decode_frontier),
+        "change": (record.changes, _decode_change),
+        "goodput": (record.goodput, _decode_goodput),
         "prediction": (record.predictions, _decode_prediction),
         "left_out": (record.left_out, lambda line: _decode_left_out(line).reason),
     }
@@ -325,10 +336,23 @@ def read(
         raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
     if not record.runs:
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
+    _keep_last(record)
     record.broken_lines += blocks.decode()
     if blocks.by_window:
         _add_unfinished(record, *next(reversed(blocks.by_window.items())))
     return record
+
+
+def _keep_last(record: Record) -> None:
+    """Of lines about the same change or start of the job, the last one counts."""
+    known = [change for change in record.changes if change.of_steps or change.what in recorded_figures()]
+    record.changes = list({(change.what, change.first_step): change for change in known}.values())
+    starts: list[Goodput] = []
+    for goodput in record.goodput:
+        if starts and goodput.begun_s < starts[-1].begun_s + starts[-1].total_s:
+            starts.pop()
+        starts.append(goodput)
+    record.goodput = starts
 
 
 def _add_run(record: Record, run: RunInfo) -> None:

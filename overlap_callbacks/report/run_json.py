@@ -9,6 +9,7 @@ import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries, trade_offs
 from overlap_callbacks.analysis.communication.link_peaks import Peaks
+from overlap_callbacks.analysis.goodput import shares
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
@@ -36,6 +37,8 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "all_looks": record.running,
         "arms": _arms(record),
         "decision": record.decision,
+        "changes": record.changes,
+        "goodput": shares(record.goodput),
         "causal": [
             {
                 "members": found.response.delayed.members,

@@ -12,9 +12,11 @@ from typing import Any, Self
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
 from overlap_callbacks.analysis.results.causal import CausalWindow
+from overlap_callbacks.analysis.results.change import Change
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.frontier import StepFrontier
+from overlap_callbacks.analysis.results.goodput import Goodput
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -73,6 +75,12 @@ class Sink:
 
     def frontier(self, stretch: StepFrontier) -> None:
         """Called with what a stretch of steps was spent on, over all ranks; later in a run stretches are longer."""
+
+    def change(self, change: Change) -> None:
+        """Called with each lasting change, and again once a window has shown more of it."""
+
+    def goodput(self, goodput: Goodput) -> None:
+        """Called with where the time of this start of the job went, again and again."""
 
     def decision(self, decision: Decision) -> None:
         """Called with what the job has decided about its arms, whenever that changes."""

@@ -66,6 +66,8 @@ class FanOut:
     left_out = functools.partialmethod(_each, "left_out")
     answer = functools.partialmethod(_each, "answer")
     frontier = functools.partialmethod(_each, "frontier")
+    change = functools.partialmethod(_each, "change")
+    goodput = functools.partialmethod(_each, "goodput")
     decision = functools.partialmethod(_each, "decision")
     log = functools.partialmethod(_each, "log")
 

@@ -2,6 +2,8 @@
 
 Kinds of lines: ``{"record": "run", ...}`` opens a run; a resumed job adds one. ``{"record": "block", ...}`` is one
 timed block of rank 0, written as soon as it is measured. ``{"record": "window", ...}`` is the report of a whole window.
+``{"record": "change", ...}`` is a lasting change; the line is written again once a window has shown more of it.
+``{"record": "goodput", ...}`` is where the time of this start went; the last line counts.
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
 ``{"record": "prediction", ...}`` is what advice predicts, once for each.
 ``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
@@ -29,9 +31,11 @@ from overlap_callbacks.analysis.bottleneck import predictions_of
 from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.causal import CausalWindow
+from overlap_callbacks.analysis.results.change import Change
 from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.frontier import StepFrontier
+from overlap_callbacks.analysis.results.goodput import Goodput
 from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
@@ -113,6 +117,12 @@ class JsonlSink(Sink):
 
     def frontier(self, stretch: StepFrontier) -> None:
         self._write("frontier", stretch)
+
+    def change(self, change: Change) -> None:
+        self._write("change", change)
+
+    def goodput(self, goodput: Goodput) -> None:
+        self._write("goodput", goodput)
 
     def decision(self, decision: Decision) -> None:
         self._write("decision", decision)

@@ -18,6 +18,9 @@ from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.schedule import Schedule
 
+# With fewer windows before it, a change would not show.
+_QUIET_WINDOWS = 40
+_SAVED = "nothing has changed lately, so windows come half as often and are saved for a change [OC383]"
 _NOT_KNOWN = "what a window costs is not known, and max_overhead is kept"
 
 
@@ -70,6 +73,9 @@ class WindowBudget:
         # windows of unknown cost: when they opened, how long they took
         self._unknown: dict[int, tuple[float, float]] = {}
         self._late_ms: Callable[[], float] = _no_late_cost
+        self._num_quiet = 0
+        self.charged_s = 0.0  # of all windows
+        self._saves = False  # the latest window is saved
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
         """Note a window that has ended: when it opened, how long it took. None is measured until its cost is known."""
@@ -118,6 +124,15 @@ class WindowBudget:
             self._owe(opened_ns / 1e9, cost_s)
             self._reason = "an arm was tried in one step, or collectives were delayed, which training pays for first"
 
+    def note_quiet(self, num_windows: int) -> None:
+        """Note for how many windows nothing has changed: if for many, every second one is saved for a change."""
+        with self._lock:
+            self._num_quiet = num_windows
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._num_quiet >= _QUIET_WINDOWS
+
     def note(self, report: OverlapReport) -> None:
         """Note what a report says of the job, without its cost."""
         self.long_blocks.record(report)
@@ -136,9 +151,15 @@ class WindowBudget:
             now_s, (before, before_s) = self._now_ns() / 1e9, self._began
             self._began = window, now_s
             unpaid_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3) - now_s
+            opened_s, cost_s = self._last
+            if unpaid_s <= 0 and self._is_quiet:
+                # Half as often: at least every second window is left out.
+                saves_s, self._saves = opened_s + 2 * self._paid_after_s(cost_s) - now_s, not self._saves
+                left = saves_s / (now_s - before_s) * (window - before) if now_s > before_s and window > before else 0.0
+                if saves_s > 0 or self._saves:
+                    return Skip(_SAVED, window + max(1, math.ceil(left / 2)))
             if unpaid_s <= 0:
                 return None
-            opened_s, cost_s = self._last
             sooner = (now_s - opened_s) / cost_s - 1 if cost_s > 0 else 0.0
             self._postponed = unpaid_s, 1 / sooner if sooner > 1 else 0.0
             passed, taken_s = window - before, now_s - before_s
@@ -174,7 +195,11 @@ class WindowBudget:
 
     def _owe(self, opened_s: float, cost_s: float) -> None:
         self._last = opened_s, cost_s
-        self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)
+        self.charged_s += cost_s
+        paid_after_s = self._paid_after_s(cost_s)
+        # What a quiet stretch has saved pays for the next window, at a change.
+        saved_s = paid_after_s if self._is_quiet else 0.0
+        self._paid_at_s = max(self._paid_at_s, opened_s - saved_s) + paid_after_s
 
     def _paid_after_s(self, cost_s: float) -> float:
         """Time until a cost is paid for: the cost itself plus the training that pays for it."""

@@ -14,6 +14,7 @@ import msgspec
 from overlap_callbacks.analysis.job import frontier
 from overlap_callbacks.analysis.job.frontier import RankStretch, RunFrontier, frontier_of
 from overlap_callbacks.analysis.results.frontier import StepFrontier
+from overlap_callbacks.analysis.step_vectors import StepVectors
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.measurement import await_mark
 from overlap_callbacks.monitor.background.store import StoreChannel
@@ -41,9 +42,14 @@ class PartsOfRanks:
         self.run = RunFrontier()
         self.length = stretch_steps(schedule)
         self._rank = channel.job.rank
+        self.is_rank_0 = not self._rank
         self._ring = ring
         self._timeout_s = _TIMEOUT_S
         self._num_waiting = 0
+
+    def vectors(self) -> StepVectors:
+        """This rank's latest steps."""
+        return self._ring.vectors()
 
     def may_wait(self) -> bool:
         """On the training thread: whether another stretch may wait."""
@@ -51,7 +57,7 @@ class PartsOfRanks:
         return self._num_waiting <= _MOST_WAITING
 
     def gather(self, number: int, key: str, stop: Callable[[], bool]) -> StepFrontier | None:
-        """Add up a stretch over the ranks. On rank 0 returns the row of the run that is complete with it, if one is."""
+        """Add up a stretch over the ranks. On rank 0 returns its frontier; None if no step counts, and on others."""
         self._num_waiting = 0
         mark = self._ring.last_mark
         if mark is not None:
@@ -71,7 +77,7 @@ class PartsOfRanks:
             self.exchange.send_up(key, frontier.encode(merged), self._timeout_s, stop)
             return None
         found = frontier_of(merged)
-        return self.run.append(found) if found.num_steps else None
+        return found if found.num_steps else None
 
 
 def _decoded(message: Any) -> RankStretch | None:

@@ -28,7 +28,6 @@ from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
-from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -39,10 +38,10 @@ from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
-from overlap_callbacks.monitor.background.parts import PartsOfRanks
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Exchange, Tree
+from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
@@ -111,8 +110,7 @@ class Reporter:
     On the reporting thread, ``run`` returns the run info that sinks get first, ``environment`` this rank's environment,
     and ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is no longer used, and the
     error. ``hide`` replaces host names in texts; None if they may be shown. On rank 0, ``quick`` gets the reports of
-    windows back to back, ``deciding`` those of a job that decides, and ``write_page`` writes the page of a record.
-    ``parts`` adds up what ranks know of every step.
+    windows back to back, ``deciding`` those of a job that decides, ``watching`` stretches; ``write_page`` a page.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class Reporter:
         deciding: Deciding | None = None,
         causes: Causes | None = None,
         write_page: Callable[[Path], Path] | None = None,
-        parts: PartsOfRanks | None = None,
+        watching: Watching | None = None,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
     ) -> None:
@@ -146,8 +144,8 @@ class Reporter:
         self._deciding = deciding
         self._causes = causes or Causes(budget, chooses=False)
         self._write_page = write_page
-        self._parts = parts
-        self._exchanges = [self._exchange, *([] if parts is None else [parts.exchange])]
+        self._watching = watching
+        self._exchanges = [self._exchange] if watching is None else [self._exchange, watching.exchange]
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop, self._closing = threading.Event(), threading.Event()
         self._settled = SettledFit()
@@ -175,10 +173,9 @@ class Reporter:
             self._worker.submit(lambda: self._log_block(window, steps))
 
     def submit_stretch(self, number: int, key: str) -> None:
-        """Add up the parts of a stretch of steps over the ranks, under ``key``, and write them to the record."""
-        parts = self._parts
-        if parts is not None and parts.may_wait():
-            self._worker.submit(lambda: self._log_stretch(parts.gather(number, key, self._stop.is_set)))
+        """Add up the parts of a stretch of steps over the ranks, under ``key``; -1: look at the job's first steps."""
+        if self._watching is not None:
+            self._watching.submit(self._worker, number, key, self._stop.is_set, self._open_sinks)
 
     def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
         """Write to the record why a window has no report."""
@@ -257,11 +254,6 @@ class Reporter:
             cost.work_done(finished=True)
             self._last_cost = cost
 
-    def _log_stretch(self, row: StepFrontier | None) -> None:
-        if row is not None and not self._abandoned:
-            self._open_sinks()
-            self._sinks.frontier(row)
-
     def _report_trial(self, window: MeasuredWindow, cost: WindowCost) -> None:
         self._await_normal_steps(cost)
         lost, extra_s = cost.lost((), 0.0), trial_extra_s(window)
@@ -324,6 +316,8 @@ class Reporter:
         _log_race_check(report.race)
         self._open_sinks()
         self._sinks.log(report)
+        if self._watching is not None:
+            self._watching.window(report, self._open_sinks)
         self._decide(report, charged_s)
 
     def _decide(self, report: ArmReport | OverlapReport, charged_s: float) -> None:
@@ -388,21 +382,21 @@ class Reporter:
             self._sinks.answer(quick.answer())
         Notices.announce(message)
 
-    def _open_sinks(self) -> None:
-        if self._opened or self._job.rank:
-            return
-        self._opened = True
-        run = self._run()
-        self._sinks.open(run)
-        self._causes.open(self._sinks.record, run)
-        if self._deciding is not None:
-            self._deciding.open(self._sinks.record, run)
+    def _open_sinks(self) -> FanOut:
+        if not (self._opened or self._job.rank):
+            self._opened = True
+            run = self._run()
+            self._sinks.open(run)
+            self._causes.open(self._sinks.record, run)
+            if self._deciding is not None:
+                self._deciding.open(self._sinks.record, run)
+        return self._sinks
 
     def _close_sinks(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._opened and self._parts is not None:
-                self._log_stretch(self._parts.run.incomplete)
+            if self._opened and self._watching is not None:
+                self._watching.close(self._sinks)
             self._sinks.close(self._close_by - time.monotonic())
 
 

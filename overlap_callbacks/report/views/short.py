@@ -17,12 +17,14 @@ from overlap_callbacks.analysis.formatting import (
     one_line,
     shortened,
 )
+from overlap_callbacks.analysis.goodput import goodput_sentence
 from overlap_callbacks.analysis.headline import next_step, run_headline, signless_bounds, step_change
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.analysis.run_summary import COUNTS
+from overlap_callbacks.analysis.watch import change_sentence
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
 from overlap_callbacks.report.views.quality import cost_in_words, unreadable, windows_that_count
@@ -90,7 +92,7 @@ def short_of(record: Record) -> Short:
     return Short(
         tuple([*[note.text for notes in attention(record) for note in notes], *broken]),
         (found.sentence, *found.also),
-        tuple(filter(None, (found.why and f"Why: {found.why}", shown))),
+        tuple(filter(None, (found.why and f"Why: {found.why}", shown, *map(change_sentence, record.changes[-1:])))),
         () if record.control else _bars(record.figures),
         _parts(record),
         _lines(record) if few else (),
@@ -98,7 +100,9 @@ def short_of(record: Record) -> Short:
         "" if few or record.control else _odd(record, counting),
         "".join([section.answer for section in arms(record)]),
         next_step(record.summary, found, record.bottleneck()),
-        " ".join(filter(None, (cost and f"Cost of measuring: {cost}.", found.interval))),
+        " ".join(
+            filter(None, (goodput_sentence(record.goodput), cost and f"Cost of measuring: {cost}.", found.interval))
+        ),
         head_of(record),
         len({problem for window in record.windows for problem in window.problems}),
     )

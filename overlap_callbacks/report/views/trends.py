@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, includes_zero
+from overlap_callbacks.analysis.change import LEAST_VALUES, WINDOWS_PER_FALSE_ALARM, WITHIN_VALUES
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_sentence
+from overlap_callbacks.analysis.goodput import goodput_sentence
 from overlap_callbacks.analysis.power.trace import thin
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, every_figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -18,7 +19,8 @@ from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
-from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
+from overlap_callbacks.analysis.statistics import bounded
+from overlap_callbacks.analysis.watch import RunWatch, change_sentence
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     RUN_COLORS,
@@ -37,15 +39,10 @@ from overlap_callbacks.report.views.elements import (
 from overlap_callbacks.report.views.power import MEAN_POWER, mode_value
 from overlap_callbacks.report.views.step_charts import COLORS, stack
 
+# Changes of steps that a page names: the last ones.
+MAX_CHANGES = 8
 # Maximum points of a line: a wide chart has no more pixels.
 MAX_POINTS = 1000
-
-# Minimum windows in each half: with fewer, their spread is too uncertain.
-MIN_HALF = 3
-
-_COMPARED = tuple(
-    map(figure_named, ("e2e_overlapped_ms", "speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms"))
-)
 
 Reader = Callable[[OverlapReport], Estimate | float | None]
 # Name, colour and figure of a line.
@@ -53,10 +50,12 @@ Lines = Sequence[tuple[str, str, Reader]]
 
 
 def changed(record: Record) -> list[Section]:
-    """Charts along the run, and whether it changed; nothing with fewer than two windows that count."""
+    """Charts along the run, whether it changed, and where its time went; nothing if little is known."""
     windows, excluded = in_order(record), excluded_steps(record)
+    of_steps = [change_sentence(change) for change in record.changes if change.of_steps][-MAX_CHANGES:]
+    notes = [Note(page_sentence(text)) for text in (*of_steps, goodput_sentence(record.goodput)) if text]
     if len(windows) < 2:
-        return []
+        return [Section("Has it changed?", "", [*notes], folded=True)] if notes else []
     charts = charts_along(
         windows,
         excluded,
@@ -69,8 +68,8 @@ def changed(record: Record) -> list[Section]:
     )
     if len(charts) % 2:  # the last has the row to itself
         charts[-1] = dataclasses.replace(charts[-1], narrow=False)
-    answer, table = _halves(windows)
-    blocks: list[Block] = [*charts, *([] if table is None else [table])]
+    answer, table = _changes(windows)
+    blocks: list[Block] = [*notes, *charts, *([] if table is None else [table])]
     return [Section("Has it changed?", answer, blocks, folded=True)]
 
 
@@ -168,60 +167,43 @@ def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     return line_chart("Compute slowdown along the runs", "fraction", shown, caption)
 
 
-# -- comparing the halves
+# -- changes
 
 
-def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
-    """The first half of the windows compared with the second, in a sentence and a table."""
-    half = len(windows) // 2
-    if half < MIN_HALF:
-        return (
-            f"Too few windows to say: {len(windows)}, and it takes {2 * MIN_HALF} to show a change.",
-            None,
-        )
-    rows: list[tuple[str, ...]] = []
-    changes = []
-    for figure in [one for one in _COMPARED if not (windows[0].control and one.of_sequential)]:
-        early, late = _sample(windows[:half], figure), _sample(windows[-half:], figure)
-        change = _change(early, late, relative=not figure.signed)
-        if change is None:
-            continue
-        sides = [PAGE.figure(figure, float(side.blocks.mean())) for side in (early, late)]
-        shown, bounds = PAGE.percent(change.value, signed=True), PAGE.interval(change, "fraction", signed=True)
-        if figure.signed:  # a difference of two percentages, in percentage points
-            shown, bounds = (text.replace("%", f"{NBSP}pp") for text in (shown, bounds))
-        rows.append((figure.label, *sides, shown, bounds))
-        if not includes_zero(change):
-            changes.append(f"{figure.label} {shown}")
+def _changes(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
+    """The lasting changes of the headline's figures along the run, in a sentence and a table."""
+    if len(windows) < LEAST_VALUES:
+        return f"Too few windows to say: {len(windows)}, and it takes {LEAST_VALUES} to show a change.", None
+    watch = RunWatch()
+    found = [change for window in windows for change in watch.window(window)]
+    rows = []
+    for change in found:
+        figure = figure_named(change.what)
+        by = change.after - change.before if figure.signed else change.after / change.before - 1
+        rows.append((change.first_step, figure, change.before, change.after, _by(figure, by)))
+    steps = [
+        f"{_by(figure_named(name), step).lstrip('+')} of {figure_named(name).label}"
+        for name, step in watch.smallest_steps().items()
+    ]
+    rows.sort(key=lambda row: row[0])
+    would = f" Found within {WITHIN_VALUES} windows in 95% of cases: {'; '.join(steps)}." if steps else ""
     if not rows:
-        return "", None
-    answer = (
-        f"Between the halves of the run, these changed clearly: {'; '.join(changes)}."
-        if changes
-        else "No headline figure changed clearly between the halves of the run."
+        return f"No headline figure has changed.{would}", None
+    answer = "; ".join([f"{figure.label} {by} from step {step:,}" for step, figure, _, _, by in rows])
+    cells = tuple(
+        [
+            tuple(map(Cell, (f"{step:,}", figure.label, *[PAGE.figure(figure, v) for v in values], by)))
+            for step, figure, *values, by in rows
+        ]
     )
-    caption = (
-        f"The first {half} valid windows against the last {half}, taken as independent. With four figures, chance "
-        "alone puts one outside its interval in about one run of five."
-    )
-    columns = heads("*Figure", "First half", "Second half", "Change", "95% interval")
-    cells = tuple([tuple(map(Cell, row)) for row in rows])
-    return answer, Table("First half against second half", columns, cells, caption, sorts=False)
+    columns = heads("Since step", "*Figure", "Before", "After", "Change")
+    caption = f"At most one false alarm in {WINDOWS_PER_FALSE_ALARM:,} windows, all figures together.{would}"
+    return f"Changed: {answer}.", Table("Changes along the run", columns, cells, caption, sorts=False)
 
 
-def _sample(windows: Sequence[OverlapReport], figure: Figure) -> Sample:
-    measured = [value for window in windows if (value := getattr(window, figure.name)) is not None]
-    values = np.array([[value.value] for value in measured], dtype=np.float64).reshape(-1, 1)
-    return Sample(values, sum(value.num_steps for value in measured))
-
-
-def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
-    """Late over early minus one if ``relative``, otherwise their difference; None without an interval."""
-    if relative:
-        change = estimate(lambda a, b: math.log(b[0] / a[0]), early, late, min_blocks=MIN_HALF, scale=math.expm1)
-    else:
-        change = estimate(lambda a, b: b[0] - a[0], early, late, min_blocks=MIN_HALF)
-    return change if change is not None and change.ci_low is not None else None
+def _by(figure: Figure, change: float) -> str:
+    shown = PAGE.percent(change, signed=True)
+    return shown.replace("%", f"{NBSP}pp") if figure.signed else shown  # a difference of two percentages
 
 
 # -- how are device and memory used?

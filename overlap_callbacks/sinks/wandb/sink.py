@@ -16,12 +16,10 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
-from overlap_callbacks.analysis.decision_words import decision_in_words
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.causal import CausalWindow
-from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -32,12 +30,12 @@ from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.runs import destination, start_run
+from overlap_callbacks.sinks.wandb.summaries import Summaries
 from overlap_callbacks.sinks.wandb.tables import CausalTable, Table, arm_table, tables
 
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
 VERDICT = "overlap/verdict"
-DECISION = "overlap/decision"
 
 # W&B sorts the panels of a section by name: the first one of all is the card.
 STEP_CARD = "overlap/answer"
@@ -62,7 +60,7 @@ class _Row(NamedTuple):
     pictured: tuple[OverlapReport, cards.SoFar] | None = None
 
 
-class WandbSink(Sink):
+class WandbSink(Summaries, Sink):
     """Logs to the user's W&B run if there is one, else to a run that it starts and finishes.
 
     - ``overlap/answer``, a card: the verdict, step time ideal, overlapped and sequential side by side, and headline
@@ -73,7 +71,7 @@ class WandbSink(Sink):
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
     - ``overlap/causal``: what delaying collectives did. Of windows with other arms than sequential steps,
-      ``arm/<name>_speedup``; at the end ``arm/arms``. In the summary ``overlap/decision``: what was decided on arms.
+      ``arm/<name>_speedup``; at the end ``arm/arms``. In the summary, in words: ``Summaries``.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
     - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
@@ -188,11 +186,6 @@ class WandbSink(Sink):
 
     def log_causal(self, window: CausalWindow) -> None:
         self._causal.windows.append(window)
-
-    def decision(self, decision: Decision) -> None:
-        run = self._find_run()
-        if run is not None:
-            run.summary.update({DECISION: decision_in_words(decision)})
 
     def close(self) -> None:
         if not self._closed:

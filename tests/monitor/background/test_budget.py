@@ -294,3 +294,41 @@ def test_a_window_a_hundred_times_as_dear_is_paid_back_and_then_measuring_goes_o
         clock.s += INTERVAL_S
     assert measured == [0, 1, 2, 3, *range(83, 400)]
     assert len([window for window in asked if window < 83]) < 12  # not in each of them
+
+
+def test_after_many_quiet_windows_they_come_half_as_often_and_pay_for_one_at_a_change() -> None:
+    """With windows that cost as much as four intervals of training pay for."""
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+
+    def measured(first: int, last: int) -> list[int]:
+        found = []
+        for window in range(first, last):
+            clock.s += INTERVAL_S
+            if budget.skip(window) is None:
+                budget.record(report(window, 0.039), clock())
+                found.append(window)
+        return found
+
+    usual = measured(0, 200)
+    budget.note_quiet(1000)
+    quiet = measured(200, 400)
+    assert 0.4 * len(usual) <= len(quiet) <= 0.6 * len(usual)
+    last = quiet[-1]
+    clock.s -= (399 - last) * INTERVAL_S
+    assert measured(last + 1, last + 3) == []
+    budget.note_quiet(0)
+    assert measured(last + 3, last + 8) == [last + 3, last + 7]  # at once, from what was saved; then as usual
+
+
+def test_a_quiet_stretch_never_makes_measuring_exceed_the_budget() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    began_s, spent_s = clock.s + INTERVAL_S, 0.0
+    for window in range(1000):
+        clock.s += INTERVAL_S
+        budget.note_quiet(1000 if window % 100 < 60 else 0)
+        if budget.skip(window) is None:
+            budget.record(report(window, 0.039), clock())
+            assert spent_s <= 0.01 * (clock.s - began_s) + 1e-6
+            spent_s += 0.039 * INTERVAL_S

@@ -146,15 +146,18 @@ def test_one_window(tmp_path: Path) -> None:
 
 def test_too_few_windows_to_tell_a_change(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i) for i in range(3)]))
-    assert "Too few windows to say: 3, and it takes 6 to show a change." in text
+    assert "Too few windows to say: 3, and it takes 20 to show a change." in text
 
 
 def test_a_change_along_the_run_is_distinguished_from_chance(tmp_path: Path) -> None:
-    steady = text_of(made(tmp_path / "a", *[window(i, slowdown=0.14) for i in range(12)]))
-    assert "No headline figure changed clearly between the halves of the run" in steady
-    slower = text_of(made(tmp_path / "b", *[window(i, slowdown=0.10 + 0.01 * i) for i in range(12)]))
-    assert "changed clearly: compute slowdown (eq. 1) +6." in slower
-    assert " pp." in slower
+    wobble = [0.004, -0.003, 0.001, -0.004, 0.002]
+    steady = [0.14 + wobble[number % 5] for number in range(40)]
+    text = text_of(made(tmp_path / "a", *[window(i, slowdown=value) for i, value in enumerate(steady)]))
+    assert "No headline figure has changed. Found within 20 windows in 95% of cases:" in text
+    slower = [value + 0.06 * (i >= 25) for i, value in enumerate(steady)]
+    text = text_of(made(tmp_path / "b", *[window(i, slowdown=value) for i, value in enumerate(slower)]))
+    assert "Changed: compute slowdown (eq. 1) +6.0 pp from step 12,520." in text
+    assert "At most one false alarm in 1,000 windows, all figures together." in text
 
 
 def test_without_power(tmp_path: Path) -> None:
