@@ -277,9 +277,10 @@ class StepPace:
             self._left_out_ns = cost.closed_unreported(now_ns)
         self._cost = None if cost.over else cost
 
-    def arm_is_on(self) -> None:
-        """An arm is kept turned on: by how much its steps differ is not what the window before it has cost."""
-        self._end_cost()
+    def arm_is(self, *, on: bool) -> None:
+        """Whether an arm is kept turned on: by how much its steps differ is not what the window before it has cost."""
+        if on:
+            self._end_cost()
 
     def next_step(self, step: int, next_window: int) -> int:
         """The next step to observe, at most ``next_window``."""

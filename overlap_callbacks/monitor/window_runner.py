@@ -211,8 +211,7 @@ class WindowRunner(StepRunner):
         if self._window is None:
             # A window cut short within a step may have left the switch to be turned here, between two steps.
             self._keeping.between_steps(step)
-            if self._switch.is_turned:
-                self._pace.arm_is_on()
+            self._pace.arm_is(on=self._switch.is_turned)
             self._await_next_window()
             return
         self.next_step = 0  # call ``begin`` at every step of a window
@@ -414,8 +413,7 @@ class WindowRunner(StepRunner):
 
     def _skip_unopened(self, window: int, first_step: int) -> None:
         """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
-        session = self._slot.acquire()
-        if session is not None:
+        if (session := self._slot.acquire()) is not None:
             if session.deciding is not None and session.deciding.has_slowed(window):
                 self._keeping.has_slowed(first_step)
             session.reporter.submit_left_out(window, first_step, self._skip.reason)
