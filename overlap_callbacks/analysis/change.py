@@ -105,12 +105,13 @@ class ChangeDetector:
         if number < LEAST_VALUES or self._wait >= 0:
             return None
         values = np.array(self._values)
-        after, statistic, self._deviation = _best_split(_limited(values, self._least), self._least)
+        statistic, self._deviation = _best_split(_limited(values, self._least), self._least)
         missing = self._threshold + _FOR_FEW / number - statistic
         if missing >= 0:
             self._wait = int(missing / _MOST_RAISED)
             return None
-        split = number - after
+        split = _begins(values)
+        after = number - split
         before, since = float(np.median(values[:split])), float(np.median(values[split:]))
         deviation = self._deviation
         self.keep(after)
@@ -149,8 +150,16 @@ def _limited(values: Floats, least: float) -> Floats:
     return np.clip(values, -limit, limit)
 
 
-def _best_split(values: Floats, least: float) -> tuple[int, float, float]:
-    """Number of values after the likeliest change, its log likelihood ratio, and the deviation of a value."""
+def _begins(values: Floats) -> int:
+    """Position from which values lie around another level: closest to the medians of both sides."""
+    number = len(values)
+    splits = range(max(_LEAST_BEFORE, number - _MOST_AFTER), number)
+    misses = [sum(float(np.abs(side - np.median(side)).sum()) for side in np.split(values, [k])) for k in splits]
+    return splits[int(np.argmin(misses))]
+
+
+def _best_split(values: Floats, least: float) -> tuple[float, float]:
+    """Log likelihood ratio of the likeliest change, and the deviation of a value."""
     number = len(values)
     after = np.arange(_LEAST_AFTER, min(_MOST_AFTER, number - _LEAST_BEFORE) + 1)
     sums = np.cumsum(values[::-1])
@@ -168,4 +177,4 @@ def _best_split(values: Floats, least: float) -> tuple[int, float, float]:
         deviation *= math.sqrt((1 + alike) / (1 - alike))
     deviation = max(deviation, least)
     ratios = weights * (_STEP * steps / deviation - _STEP**2 / 2)
-    return int(after[best]), float(ratios.max()), deviation
+    return float(ratios.max()), deviation

@@ -277,7 +277,8 @@ def test_between_windows_a_step_is_one_comparison_except_next_to_windows(clock: 
     handed = asked(runner, bench, range(1400), clock)
     window = schedule.placed(PhaseBalance().place(schedule, 100, "", 1))
     after = 1 + max(step for step in range(100, 1100) if window.plan(step) is not None)
-    expected = {0, *range(100 - STEPS_BEFORE, after), *range(1100 - STEPS_BEFORE, 1101)}
+    # Up to the first window, each step may be the one after which the first steps are looked at.
+    expected = {*range(after), *range(1100 - STEPS_BEFORE, 1101)}
     assert expected <= set(handed)
     settling = [step for step in handed if step not in expected and step % stretch_steps(schedule)]
     assert settling[: NORMAL_STEPS + 1] == list(range(after, after + NORMAL_STEPS + 1))
