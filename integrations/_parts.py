@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.step_vectors import (
     BACKWARD,
     EVALUATION,
     FORWARD,
+    OPTIMIZER,
     WAITING,
 )
 
@@ -66,7 +67,7 @@ class PassMarks:
             self._monitor.call_on_close(after.remove)
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Mark the ends of backward passes, where no model is known: at one of the parameters that get gradients."""
+        """Mark the ends of backward passes, of compiled and unknown models too: at a parameter that gets a gradient."""
         found = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
         if found:
             hook = found[-1].register_hook(Hook(self._queue_end))
@@ -78,6 +79,10 @@ class PassMarks:
             if number == _MAX_OUTPUTS:
                 return
             tensor.register_hook(self._backward_begins)
+
+    def optimizer_begins(self, *_: Any) -> None:
+        self._is_backward = False  # an exception may have ended the backward pass
+        self._enter(OPTIMIZER)
 
     def _forward_begins(self, *_: Any) -> None:
         self._is_backward = False

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
-from overlap_callbacks.analysis.step_vectors import OPTIMIZER
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.instruments import device
@@ -148,13 +147,11 @@ def attach(
 def _mark_parts(
     monitor: OverlapMonitor, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, idle: bool
 ) -> None:
-    hook: Any = torch.compiler.disable(lambda *_: monitor.enter(OPTIMIZER))
-    monitor.call_on_close(optimizer.register_step_pre_hook(hook).remove)
     marks = PassMarks(monitor, idle=idle)
-    if models:
-        marks.watch_models(models)
-    else:
-        marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
+    hook: Any = torch.compiler.disable(marks.optimizer_begins)
+    monitor.call_on_close(optimizer.register_step_pre_hook(hook).remove)
+    marks.watch_models(models)
+    marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:

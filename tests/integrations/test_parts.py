@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from overlap_callbacks.analysis.job.frontier import total
 from overlap_callbacks.analysis.step_vectors import PARTS, StepVectors
+from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.integrations import megatron_jobs
 
@@ -259,3 +265,77 @@ def test_a_delay_appears_in_the_part_that_it_was_put_into(job: Callable[..., Fou
     for place, waited in waited_ns.items():
         assert waited >= 0.95 * late_ns[place] - own_ns[place], (late_ns[place], vectors.parts_ns // 1_000_000)
     assert any(late_ns[place] > 2 * own for place, own in own_ns.items())
+
+
+def a_model(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    return net, torch.optim.AdamW(net.parameters())
+
+
+def train_compiled_copied_and_saved(rank: int) -> dict[str, Any]:
+    from overlap_callbacks.integrations.pytorch import attach
+
+    found: dict[str, Any] = {}
+    for attached in (False, True):
+        net, optimizer = a_model(rank)
+        monitor = attach(optimizer, model=net, **{**OPTIONS, "strict": False}) if attached else None
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        for model in (net, net, net, compiled, compiled, compiled):
+            model(torch.ones(4, 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[f"weights {attached}"] = [p.detach().numpy().tobytes() for p in net.parameters()]
+        if monitor is not None:
+            ring = monitor._driver.ring
+            found["vectors"] = ring.vectors()
+            torch.save(net, io.BytesIO())
+            num_marks = len(ring._items)
+            copy.deepcopy(net)(torch.ones(4, 8)).sum().backward()
+            pickle.loads(pickle.dumps(net))(torch.ones(4, 8)).sum().backward()
+            found["marks by copies"] = len(ring._items) - num_marks
+            monitor.close()
+            found["hooks left"] = [*net._forward_hooks, *net._forward_pre_hooks, *optimizer._optimizer_step_pre_hooks]
+    return found
+
+
+def test_marks_break_no_graph_stay_out_of_copies_and_change_no_bit() -> None:
+    (found,) = run_ranks(train_compiled_copied_and_saved, 1)
+    assert found["weights False"] == found["weights True"]
+    assert found["marks by copies"] == 0
+    assert found["hooks left"] == []
+    eager, compiled = found["vectors"].parts_ns[0], found["vectors"].parts_ns[-1]
+    names = [PARTS.index(name) for name in ("input", "forward", "backward", "waiting", "optimizer")]
+    assert (eager[names] > 0).all()
+    # What is compiled is not divided, but ends.
+    assert compiled[names[:3]].tolist() == [0, 0, 0]
+    assert (compiled[[0, *names[3:]]] > 0).all()
+
+
+def train_with_a_late_rank(rank: int, folder: str) -> bool:
+    from overlap_callbacks.integrations.pytorch import attach
+
+    net, optimizer = a_model(rank)
+    model = nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
+    with attach(optimizer, model=model, **{**OPTIONS, "sinks": None, "strict": False}, run_dir=folder) as monitor:
+        for _ in range(280):
+            time.sleep(0.005 * rank)
+            model(torch.ones(4, 8)).square().sum().backward()
+            optimizer.step()
+        return monitor.active
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_record_has_the_parts_of_all_steps_and_the_rank_that_holds_others_up(ranks: int, tmp_path: Path) -> None:
+    assert run_ranks(train_with_a_late_rank, ranks, str(tmp_path)) == [True] * ranks
+    found = record.read(tmp_path)
+    assert [(row.first_step, row.num_ranks) for row in found.frontier] == [(0, ranks), (128, ranks), (256, ranks)]
+    whole = total(found.frontier)
+    assert whole is not None
+    assert whole.num_steps >= 275
+    if ranks == 1:
+        assert whole.frontier_ns == whole.mean_ns
+    else:
+        assert (whole.held_up[0].part, whole.held_up[0].rank) == ("input", 1)
+        assert whole.held_up[0].ns / whole.num_steps > 0.95 * 5e6 / 2  # half of it: the mean has the other half
+        assert whole.frontier_ns["waiting"] < whole.mean_ns["waiting"]
