@@ -74,15 +74,18 @@ def fault(kind: str, chance: random.Random) -> Fault:
 
 
 class DelayingProxy:
-    """Passes TCP connections on to a port of this host, and every piece of data ``delay_s`` later."""
+    """Passes TCP connections on to a port of this host, and every piece of data some time later.
+
+    It runs in processes of its own: torch holds the interpreter's lock in some collectives.
+    """
 
     def __init__(self) -> None:
-        self.delay_s = 0.0
+        self.delay_s = mp.get_context("fork").Value("d", 0.0)
 
     def before(self, port: int) -> int:
         """A port that leads to ``port``."""
         server = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, args=(server, port), daemon=True).start()
+        mp.get_context("fork").Process(target=self._accept, args=(server, port), daemon=True).start()
         return int(server.getsockname()[1])
 
     def _accept(self, server: socket.socket, port: int) -> None:
@@ -102,7 +105,7 @@ class DelayingProxy:
                 data = source.recv(1 << 20)
                 if not data:
                     return
-                waiting.append((time.monotonic() + self.delay_s, data))
+                waiting.append((time.monotonic() + self.delay_s.value, data))
             while waiting and waiting[0][0] <= time.monotonic():
                 sink.sendall(waiting.popleft()[1])
 
@@ -174,7 +177,7 @@ def train(rank: int, case: Fault, port: int, folder: str) -> None:
         spin(WORK_S / 2 + extra_s * (case.kind == "input"))
         if case.kind in ("compute", "growing", "host"):
             extra["backward" if case.backward else "forward"] = extra_s
-        proxy.delay_s = extra_s / 2
+        proxy.delay_s.value = extra_s / 2
         model(data).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
