@@ -28,12 +28,14 @@ class Finding(NamedTuple):
     Attributes:
         exposed_ms, hidden_ms: in a step as configured, by its profile.
         waiting_ms: of these, waiting for the last rank.
+        path_ms: of these, on the critical path of the profiled steps.
     """
 
     response: Response
     exposed_ms: float | None = None
     hidden_ms: float | None = None
     waiting_ms: float | None = None
+    path_ms: float | None = None
     transfer_ms: float | None = None
 
     @property
@@ -56,23 +58,35 @@ class Finding(NamedTuple):
         return None if slack is None or not slack.ci_low else slack.ci_low
 
     def contradiction(self, style: Style = PLAIN) -> str:
-        """How the profile's verdict differs from that of delays, and why; empty if it does not."""
+        """How the profile's verdict differs from that of delays, and why; empty if it does not.
+
+        The profile's is the critical path if it is known, else what is exposed.
+        """
         exposed_ms, hidden_ms = self.exposed_ms or 0.0, self.hidden_ms or 0.0
-        if not self.response.alone or not exposed_ms + hidden_ms > 0:
+        in_flight_ms = exposed_ms + hidden_ms
+        if not self.response.alone or not in_flight_ms > 0:
             return ""
-        share = exposed_ms / (exposed_ms + hidden_ms)
+        share = (exposed_ms if self.path_ms is None else self.path_ms) / in_flight_ms
         if self.response.verdict is Verdict.SLACK and share >= _EXPOSED and self.slack_ms is not None:
             slack = style.quantity(self.slack_ms, "ms")
             return (
-                f"exposed for {style.quantity(exposed_ms, 'ms')}, but with slack of at least {slack}: another path is "
-                "longer, such as a collective before it, the host or another rank"
+                f"{self._in_the_profile(style)}, but with slack of at least {slack}: another path is longer, such as a "
+                "collective before it, the host or another rank"
             )
         if self.response.verdict is Verdict.BLOCKING and share < _HIDDEN:
             return (
-                f"hidden for {style.quantity(hidden_ms, 'ms')}, and yet the step waits for it: what needs it follows "
-                "at once, in this step or the next, or on another rank"
+                f"{self._in_the_profile(style)}, and yet the step waits for it: what needs it follows at once, in this "
+                "step or the next, or on another rank"
             )
         return ""
+
+    def _in_the_profile(self, style: Style) -> str:
+        if self.path_ms is None:
+            is_exposed = (self.exposed_ms or 0.0) >= (self.hidden_ms or 0.0)
+            what, ms = ("exposed", self.exposed_ms) if is_exposed else ("hidden", self.hidden_ms)
+            return f"{what} for {style.quantity(ms or 0.0, 'ms')}"
+        on_path = f"on the critical path for {style.quantity(self.path_ms, 'ms')}"
+        return on_path if self.path_ms > 0 else "not on the critical path of the profiled steps"
 
 
 class Fix(NamedTuple):
@@ -129,7 +143,7 @@ def findings_of(
         if named is None or not named.calls or not response.alone:
             found.append(Finding(response, transfer_ms=transfer_ms if response.alone else None))
             continue
-        times = named.exposed_ms, named.hidden_ms, named.waiting_ms
+        times = named.exposed_ms, named.hidden_ms, named.waiting_ms, named.path_ms
         of_one = [None if time is None else time / named.calls for time in times]
         # By the name alone, if the profile has it: other collectives of the operator may be of another size.
         found.append(Finding(response, *of_one))

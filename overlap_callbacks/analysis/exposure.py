@@ -105,6 +105,7 @@ def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -
             place=NOWHERE,
             name=row.place,
             waiting_ms=waited.get(code) if of_code[code] == 1 else None,
+            path_ms=row.path_ns / 1e6 if sums.paths == sums.num_ranks else None,
         )
         for row in sums.names
         for code in [name_code(row.collective, row.place)]
@@ -157,7 +158,7 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
     sums = {name: sum([getattr(row, name) for row in rows]) for name in _SUMS}
     sizes = [size for row in rows for size in (row.least_bytes, row.most_bytes) if size is not None]
     known = len(sizes) == 2 * len(rows)
-    waiting_ms = [row.waiting_ms for row in rows if row.waiting_ms is not None]
+    some = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in ("waiting_ms", "path_ms")}
     each_ms = [row.exposed_ms / max(row.exposed_steps, 1) for row in rows]
     counted = [row.exposed_steps for row, ms in zip(rows, each_ms, strict=True) if ms >= _COUNTS * max(each_ms)]
     worst, worst_ms = _worst(named_sum(sum)([{row.worst_rank: row.worst_ms} for row in rows]))
@@ -170,7 +171,7 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
         exposed_steps=sum(counted),
         worst_rank=worst,
         worst_ms=worst_ms,
-        waiting_ms=sum(waiting_ms) if len(waiting_ms) == len(rows) else None,
+        **{name: sum(of_rows) if len(of_rows) == len(rows) else None for name, of_rows in some.items()},
     )
 
 

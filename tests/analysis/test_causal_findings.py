@@ -73,6 +73,16 @@ def test_where_profile_and_delays_differ_it_is_said_and_why(
     assert bool(found.contradiction()) is bool(words)
 
 
+def test_the_critical_path_of_the_profile_goes_before_what_is_exposed() -> None:
+    row = exposed("all_gather", "layers.3", 3.0, 0.5)
+    found, _ = finding(GATHER, 0.1, msgspec.structs.replace(row, path_ms=20.0))
+    assert found.contradiction().startswith("on the critical path for 2.00 ms, but with slack of at least 8")
+    found, _ = finding(GATHER, 0.1, msgspec.structs.replace(row, path_ms=0.0))
+    assert not found.contradiction()
+    found, _ = finding(GATHER, 0.95, msgspec.structs.replace(row, path_ms=0.0))
+    assert found.contradiction().startswith("not on the critical path of the profiled steps, and yet the step waits")
+
+
 BUCKETS = [exposed("all_reduce", f"bucket {n}: a{n} … b{n}", 1.0, 1.0) for n in range(120)]
 DDP: dict[str, Setting] = {"ddp_bucket_cap_bytes": MIB, "parameters": 30 * MIB, "parameter_types": "float32"}
 

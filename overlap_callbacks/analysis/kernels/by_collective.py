@@ -15,6 +15,7 @@ from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.alignment import Alignment
 from overlap_callbacks.analysis.kernels.attribution import labels_of
 from overlap_callbacks.analysis.kernels.calls import ALONE_SHARE
+from overlap_callbacks.analysis.kernels.device_time import on_critical_path_ns
 from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
 from overlap_callbacks.analysis.kernels.receives import Transfers
@@ -70,7 +71,11 @@ def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> Expos
             names[place] = part.name
             size[place] = 0 if part.kind == "barrier" else part.size_bytes or UNKNOWN_SIZE
         label[place] = labels.setdefault(found, len(labels))
-    return exposure_of(kernels, kernels.union_of(Kind.COMPUTE), rows, label, list(labels), size, numbers, names)
+    path_ns = on_critical_path_ns(kernels, list(numbers))
+    return exposure_of(
+        kernels, kernels.union_of(Kind.COMPUTE), rows, label, list(labels), size, numbers, names,
+        None if path_ns is None else path_ns[rows],
+    )  # fmt: skip
 
 
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:

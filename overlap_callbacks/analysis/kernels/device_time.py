@@ -382,3 +382,20 @@ class CriticalPaths:
             min(parts.comm_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
             min(parts.launch_ns + parts.host_ns, length_ns - busiest_ns),
         )
+
+
+def on_critical_path_ns(kernels: KernelTable, steps: Sequence[int]) -> Indices | None:
+    """The time of each row on the critical path of its step, by the profile's index; shape (n,).
+
+    None of a host's profile, or of one without launches. When the host waited for the device is not known.
+    """
+    if kernels.launched_ns is None or not (kernels.launched_ns >= 0).any():
+        return None
+    paths = CriticalPaths(kernels, kernels.launched_ns, Intervals.empty(), LastRows.none())
+    found = np.zeros(len(kernels), dtype=np.int64)
+    for step in steps:
+        ran = kernels.intervals[np.flatnonzero((kernels.step == step) & (kernels.intervals.durations_ns > 0))]
+        path = paths.of(int(ran.start_ns.min()), int(ran.end_ns.max())) if len(ran.start_ns) else None
+        if path is not None:
+            found[path.rows] += path.rows_ns
+    return found

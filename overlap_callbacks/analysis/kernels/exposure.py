@@ -44,6 +44,7 @@ def exposure_of(
     num_bytes: Indices,
     numbers: Mapping[int, int],
     names: Sequence[str] = (),
+    path_ns: Indices | None = None,
 ) -> ExposureSums:
     """The exposed and the hidden time of some collectives.
 
@@ -56,6 +57,7 @@ def exposure_of(
         num_bytes: size of each, ``UNKNOWN_SIZE`` if not known; shape (n,).
         numbers: the number of each of the steps by its index in the profile; empty where steps are not known.
         names: of what each is for, n of them; empty if none is known.
+        path_ns: of each, on the steps' critical paths; shape (n,). None if these are not known.
     """
     steps = tuple(sorted(set(numbers.values())))
     if not len(rows):
@@ -68,13 +70,14 @@ def exposure_of(
     if numbers:
         place, beyond = _places(kernels, compute, rows, exposed_ns, num_bytes)
     family = label * len(_PLACES) + place
-    of_each = numbers, step, num_bytes, exposed_ns, hidden_ns, beyond
+    on_path_ns = np.zeros(len(rows), dtype=np.int64) if path_ns is None else path_ns
+    of_each = numbers, step, num_bytes, exposed_ns, hidden_ns, beyond, on_path_ns
     found = _sums(labels, _PLACES, family, _with_ranges(family, num_bytes), *of_each)
     known: dict[str, int] = {}
     name = np.array([known.setdefault(text, len(known)) for text in names], dtype=np.int64)
     texts = tuple(known)
     named = _sums(labels, texts, label * len(texts) + name, np.full(len(rows), SEVERAL), *of_each) if any(known) else []
-    return ExposureSums(steps, rows=add_rows([found]), names=add_rows([named]))
+    return ExposureSums(steps, rows=add_rows([found]), names=add_rows([named]), paths=int(path_ns is not None))
 
 
 def _sums(
@@ -88,6 +91,7 @@ def _sums(
     exposed_ns: Indices,
     hidden_ns: Indices,
     beyond: npt.NDArray[np.float64],
+    path_ns: Indices,
 ) -> list[ExposedSum]:
     """The sums of each family and size; a family is a label times the number of places, plus a place."""
     order = np.lexsort((step, size, family))
@@ -110,10 +114,11 @@ def _sums(
         np.add.reduceat(hidden_ns[order].astype(float), of_row),
         np.add.reduceat(np.rint(exposed_ns * beyond[order]), of_row),  # whole: any order of sums gives the same
     )
+    on_path_ns = np.add.reduceat(path_ns[order].astype(float), of_row).tolist()
     kinds = [divmod(code, len(places)) for code in family[of_row].tolist()]
     values: Any = zip(*[column.tolist() for column in columns], strict=True)
     return [
-        ExposedSum(*(*labels[kind], places[at], *of_columns, by_step[row]))
+        ExposedSum(*(*labels[kind], places[at], *of_columns, by_step[row], {}, on_path_ns[row]))
         for row, ((kind, at), of_columns) in enumerate(zip(kinds, values, strict=True))
     ]
 

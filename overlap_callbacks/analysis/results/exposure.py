@@ -31,6 +31,7 @@ class ExposedCollective(msgspec.Struct, frozen=True):
         worst_rank, worst_ms: the rank on which they are exposed most, and for how long.
         name: of what they are for, in ``Exposure.names``.
         waiting_ms: there, their kernels' time without the transfers', exposed or not; None if unknown.
+        path_ms: there, their time on the steps' critical paths; None if unknown.
     """
 
     collective: str
@@ -48,6 +49,7 @@ class ExposedCollective(msgspec.Struct, frozen=True):
     worst_ms: float
     name: str = ""
     waiting_ms: float | None = None
+    path_ms: float | None = None
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -93,6 +95,7 @@ class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
         beyond_ns: ``ExposedCollective.beyond`` times the exposed time.
         by_step: exposed time of each step that has any, by its number.
         by_rank: exposed time of the ranks that have most.
+        path_ns: on the steps' critical paths.
     """
 
     collective: str
@@ -108,12 +111,17 @@ class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     beyond_ns: float
     by_step: dict[int, float]
     by_rank: dict[int, float] = {}
+    path_ns: float = 0.0
 
 
 class ExposureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The collectives of the ``steps``, by their numbers, on some ranks. In ``names`` a row's place is its name."""
+    """The collectives of the ``steps``, by their numbers, on some ranks. In ``names`` a row's place is its name.
+
+    ``paths``: ranks whose steps have critical paths.
+    """
 
     steps: tuple[int, ...] = ()
     num_ranks: int = 0
     rows: tuple[ExposedSum, ...] = ()
     names: tuple[ExposedSum, ...] = ()
+    paths: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -204,3 +205,27 @@ def test_over_windows_a_moment_in_each_step_does_not_count_and_the_worst_rank_is
 
 def test_nothing_exposed_is_no_sentence() -> None:
     assert exposure_sentence(Exposure(4, 2, ())) == ""
+
+
+def test_time_on_the_critical_path_is_by_name_where_all_ranks_know_it() -> None:
+    kernels, issued = profile()
+    names = ("layers.0", "layers.1", "bucket 0", "")
+    named = {
+        step: [replace(one, name=name) for one, name in zip(of, names, strict=True)] for step, of in issued.items()
+    }
+    # The reduction is launched early and held up by what ran before it; nothing waits for the second gather.
+    launched = replace(kernels, launched_ns=np.where(kernels.step == 0, 0, 100 * MS))
+
+    def of(table: KernelTable, rank: int) -> ExposureSums:
+        return of_rank(exposed_collectives(align(table, named), {0: 40, 1: 44}), rank)
+
+    found = reported(add_exposures([of(launched, 0), of(launched, 1)]))
+    assert found is not None
+    path_ms = {row.name: row.path_ms for row in found.names}
+    assert path_ms["bucket 0"] == pytest.approx(2 * 2 * 8)
+    unknown = reported(add_exposures([of(launched, 0), of(kernels, 1)]))
+    assert unknown is not None
+    assert {row.path_ms for row in unknown.names} == {None}
+    both = over_windows([found, found])
+    assert both is not None
+    assert {row.name: row.path_ms for row in both.names} == {name: 2 * (ms or 0.0) for name, ms in path_ms.items()}
