@@ -280,7 +280,9 @@ def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPla
         profiled_steps=0,
         control=True,
     )
-    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, quick=False, decide=None), plan
+    return replace(
+        config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, quick=False, decide=None, causal=False
+    ), plan
 
 
 def _recorded_in(folder: Path, config: MonitorConfig) -> MonitorConfig:

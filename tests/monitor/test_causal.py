@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.causal import Verdict, levels_of, responses_of
-from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
+from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import JsonlSink
@@ -90,3 +91,10 @@ def test_options_that_leave_no_causal_window_are_refused() -> None:
         )
     with pytest.raises(TypeError, match="causal"):
         MonitorConfig(causal=1)  # type: ignore[arg-type]
+
+
+def test_a_job_that_is_only_timed_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TIME_ONLY, "1")
+    config, plan = apply_env_overrides(MonitorConfig(causal=True))
+    assert plan is not None
+    assert config.causal is False
