@@ -12,11 +12,12 @@ from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_note
 from overlap_callbacks.gate.arms import Sequential, checked_arms
+from overlap_callbacks.gate.delays import delayable
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
-from overlap_callbacks.monitor.background.causes import encoded_calls, keys_of
+from overlap_callbacks.monitor.background.causes import OwnCalls, encoded_calls, keys_of
 from overlap_callbacks.monitor.background.deciding import ChosenArm
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.quick import quick_schedule
@@ -66,18 +67,19 @@ class _OpenWindow:
     config: WindowConfig  # what this rank is about to measure
     cost: WindowCost
     recorded: list[StepLog] = field(default_factory=list)  # of the recorded steps that trained
+    calls: OwnCalls = field(default_factory=dict)  # of the last one, in a causal job
     granted: ExpectedSequence | None = None  # what may be serialised, once rank 0 has granted it
     ruling: str = ""  # name of that ruling
 
     def request(self, key: str, balance: PhaseBalance, ring: StepRing) -> None:
         """Request a ruling on the recorded steps' collectives; rank 0 plans the window."""
         session, usual = self.session, self.cost.usual
+        if self.config.options["causal"]:
+            self.calls = delayable(self.recorded[-1].collectives)
         session.order_checker.start(
             key,
             # A rank whose step compiled asks too: the others wait for it, and all must decide the same.
-            RecordedKinds.of(self.recorded, session.job.rank)._replace(
-                delayable=encoded_calls(self.recorded[-1]) if self.config.options["causal"] else b""
-            ),
+            RecordedKinds.of(self.recorded, session.job.rank)._replace(delayable=encoded_calls(self.calls)),
             self.marks.number,
             plan_window=self._planner(balance, ring) if session.job.rank == 0 else None,
             config=self.config,
@@ -96,7 +98,7 @@ class _OpenWindow:
         self.marks.compare_with(arm.arm)
         if ruling.delayed is not None:
             self.marks.delayed = ruling.delayed
-            self.marks.delayed_keys = keys_of(ruling.delayed, self.recorded[-1])
+            self.marks.delayed_keys = keys_of(ruling.delayed, self.calls)
             self.schedule = self.schedule.causal(levels_of(self.schedule.delayed_steps, self.marks.number))
         elif ruling.trial:
             self.marks.tried = arm.arm.name

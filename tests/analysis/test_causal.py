@@ -113,6 +113,17 @@ def test_a_set_is_halved_until_its_members_are_cleared_or_known() -> None:
     }
 
 
+def test_of_500_collectives_the_one_that_blocks_is_found_in_few_windows() -> None:
+    calls = tuple(DelayedCall("allreduce_", "data", place) for place in range(500))
+    windows: list[CausalWindow] = []
+    while (chosen := next_set([calls], responses_of(windows), 100.0)) is not None:
+        windows.append(window(0 if calls[333] in chosen.members else 99, chosen.members, number=len(windows)))
+    assert len(windows) <= 1 + 2 * 9
+    assert [of.delayed.members for of in responses_of(windows) if of.alone and of.verdict is Verdict.BLOCKING] == [
+        (calls[333],)
+    ]
+
+
 def test_each_dimension_is_tested_before_halves_of_one_and_what_is_given_up_is_halved() -> None:
     windows = [window(0, CALLS[:4])]
     others = CALLS[4:]

@@ -73,6 +73,7 @@ def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
     for window in found.causal:
         assert window.levels == levels_of(len(window.levels), window.window)
         assert window.missed == 0
+    assert found.causal[0].charged_ms > 0  # what the delays cost is within the budget
     alone = {of.delayed.members[0]: of for of in responses_of(found.causal) if of.alone}
     assert len(alone) == 3
     (slack,) = [of for call, of in alone.items() if (call.operator, call.group) == ("allreduce_", "world")]

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -23,8 +23,7 @@ from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall,
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.sums import grouped
-from overlap_callbacks.gate.delays import CallKey, Delayable, delayable
-from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.gate.delays import CallKey, Delayable
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import with_times
@@ -41,15 +40,16 @@ _MOST_LOST = 3
 _READ_S = 1.0
 
 
-def encoded_calls(log: StepLog) -> bytes:
-    """What can be delayed of this rank's step, for rank 0."""
-    found = [one for _, one in delayable(log.collectives).values()]
-    return zlib.compress(msgspec.msgpack.encode(found), 1)
+OwnCalls = Mapping[DelayedCall, tuple[CallKey, Delayable]]  # what ``delayable`` finds in a rank's step
 
 
-def keys_of(delayed: DelayedSet, log: StepLog) -> tuple[CallKey, ...]:
+def encoded_calls(own: OwnCalls) -> bytes:
+    """What can be delayed of this rank's step, for rank 0; empty if nothing can."""
+    return zlib.compress(msgspec.msgpack.encode([one for _, one in own.values()]), 1) if own else b""
+
+
+def keys_of(delayed: DelayedSet, own: OwnCalls) -> tuple[CallKey, ...]:
     """Of a set, what this rank issues."""
-    own = delayable(log.collectives)
     return tuple([own[member][0] for member in delayed.members if member in own])
 
 

@@ -12,7 +12,6 @@ from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall,
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.delays import Delayable, delayable
-from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes, by_dimension, encoded_calls, keys_of
 from overlap_callbacks.monitor.background.submissions import Submissions
@@ -26,20 +25,16 @@ def call(group: str, dimension: str, name: str, operator: str = "allreduce_", si
     return Collective(operator, of_group, size, size, None, 0, -1, 0, 0, name=name)
 
 
-def log(*calls: Collective) -> StepLog:
-    return StepLog(tuple(calls), 0, None)
-
-
 # Two tensor-parallel groups of one stage, and a stage with other layers.
 RANKS = [
-    log(call("7", "tensor", "layers.0"), call("1", "data", "bucket 0"), call("7", "tensor", "layers.0")),
-    log(call("8", "tensor", "layers.0"), call("2", "data", "bucket 0"), call("8", "tensor", "layers.0")),
-    log(call("9", "tensor", "layers.5"), call("3", "data", "bucket 0"), call("3", "data", "bucket 1")),
+    (call("7", "tensor", "layers.0"), call("1", "data", "bucket 0"), call("7", "tensor", "layers.0")),
+    (call("8", "tensor", "layers.0"), call("2", "data", "bucket 0"), call("8", "tensor", "layers.0")),
+    (call("9", "tensor", "layers.5"), call("3", "data", "bucket 0"), call("3", "data", "bucket 1")),
 ]
 
 
 def test_groups_of_all_ranks_are_delayed_and_those_of_one_purpose_together() -> None:
-    parts = [Submissions([], {}, [encoded_calls(of_rank)]) for of_rank in RANKS]
+    parts = [Submissions([], {}, [encoded_calls(delayable(of_rank))]) for of_rank in RANKS]
     causes = Causes(WindowBudget(None), chooses=True)
     causes.open(None, run_info())
     chosen = causes.choose(1, Submissions.merge(parts).delayable, 100.0)
@@ -49,7 +44,7 @@ def test_groups_of_all_ranks_are_delayed_and_those_of_one_purpose_together() -> 
         *tensor,
         ("allreduce_", "tensor", 0, "layers.5"),
     ]
-    assert [keys_of(chosen, of_rank) for of_rank in RANKS] == [
+    assert [keys_of(chosen, delayable(of_rank)) for of_rank in RANKS] == [
         (("allreduce_", "7", 0), ("allreduce_", "7", 1)),
         (("allreduce_", "8", 0), ("allreduce_", "8", 1)),
         (("allreduce_", "9", 0),),
@@ -57,7 +52,7 @@ def test_groups_of_all_ranks_are_delayed_and_those_of_one_purpose_together() -> 
 
 
 def test_groups_of_no_known_dimension_are_told_apart() -> None:
-    found = delayable(log(call("7", "other", ""), call("8", "other", "")).collectives)
+    found = delayable([call("7", "other", ""), call("8", "other", "")])
     assert [member.group for member in found] == ["7", "8"]
 
 
@@ -100,4 +95,4 @@ def test_a_resumed_job_goes_on_with_what_its_record_has(same_job: bool, tmp_path
 
 
 def encoded() -> bytes:
-    return encoded_calls(log(call("7", "tensor", ""), call("7", "tensor", "")))
+    return encoded_calls(delayable([call("7", "tensor", ""), call("7", "tensor", "")]))
