@@ -170,9 +170,7 @@ class WindowRunner(StepRunner):
         self._window: _OpenWindow | None = None  # None exactly when the phase is IDLE
         self._step, self._rewinds = -1, 0
         self._backoff = SilenceBackoff(config.max_overhead)
-        self._pace = StepPace()
-        self._ring = ring
-        self._skip = Skip("", 0)
+        self._pace, self._ring, self._skip = StepPace(), ring, Skip("", 0)
         self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
         self._keeping, self.stretches = slot.keeping, Stretches(slot)
