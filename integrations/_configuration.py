@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
 
-from ._pytorch_fsdp import fsdp2_state
+from ._pytorch_fsdp import PREFETCH, fsdp2_state
 
 Facts = dict[str, Any]
 
@@ -139,7 +139,8 @@ def _of_fsdp1(units: Sequence[Any]) -> Facts:
 
 
 def _of_fsdp2(units: Sequence[Any]) -> Facts:
-    facts: Facts = {"fsdp_units": len(units)}
+    prefetched = [len(getattr(fsdp2_state(unit), name, ())) for unit in units for name in PREFETCH]
+    facts: Facts = {"fsdp_units": len(units), "fsdp_prefetch": max(prefetched)}
     policy = getattr(fsdp2_state(units[0]), "_mp_policy", None)
     if policy is not None:
         facts |= {f"fsdp_{name}": str(getattr(policy, name, None)) for name in ("param_dtype", "reduce_dtype")}

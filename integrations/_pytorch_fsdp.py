@@ -27,7 +27,7 @@ FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_strea
 FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 _COPY_STREAM = "all_gather_copy_in_stream"
 # Attributes of FSDP2's state with the modules to prefetch.
-_PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
+PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 # Attribute of a mesh with the group that its reduce-scatters alone use (torch 2.13).
 SEPARATE_GROUP = "reduce_scatter_process_group"
 
@@ -166,15 +166,15 @@ class PrefetchSwitch(AttributeSwitch):
             raise ValueError("fully_shard has sharded one module only: there is no other to prefetch")
         self._states = [fsdp2_state(module) for module in self._modules]
         self._turned: list[Any] = []  # values that it has set
-        _expect(self._states[0], *_PREFETCH)
-        is_default = not any([getattr(state, name) for state in self._states for name in _PREFETCH])
+        _expect(self._states[0], *PREFETCH)
+        is_default = not any([getattr(state, name) for state in self._states for name in PREFETCH])
         if is_default and not (arm.forward or arm.backward):
             raise ValueError("no module prefetches others already: nothing would change")
 
     def apply(self) -> None:
         self._turned.clear()
         for state in self._states:
-            for name in _PREFETCH:
+            for name in PREFETCH:
                 self.keep(state, name)
         for place, module in enumerate(self._modules):
             module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])

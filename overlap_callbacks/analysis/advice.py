@@ -84,7 +84,7 @@ def _advice(
     _, low_ms, high_ms, step_ms, assumes = gain
     rises = RISES.get(topic) if rises is None else rises
     found = Prediction(
-        topic=topic, settings=SETTINGS.get(topic, ()), rises=rises,
+        topic=topic, settings=SETTINGS.get(topic, ()), rises=rises, tries=tries.rpartition(" ")[2],
         step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, assumes=assumes,
     )  # fmt: skip
     return Advice(topic, what, why, gain.words, tries, found)

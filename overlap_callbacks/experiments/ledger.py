@@ -6,6 +6,7 @@ A change is made by an arm of the same run, by ``overlap tune``, or by a later r
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,18 +15,18 @@ from typing import Any, NamedTuple
 from scipy.special import bdtr
 
 from overlap_callbacks.analysis.apart import change, level
-from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.formatting import DASH, PLAIN, count, one_line
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.prediction import Prediction, topic_of
+from overlap_callbacks.analysis.results.prediction import Prediction, topic_of, word_in
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.statistics import CONFIDENCE, LOG, Pooling, inverted_change
 from overlap_callbacks.experiments.against import incomparable
-from overlap_callbacks.experiments.tune.combinations import Combination, in_words
+from overlap_callbacks.experiments.tune.combinations import in_words
 from overlap_callbacks.experiments.tune.ranking import Ranking, ranked
 from overlap_callbacks.experiments.tune.sweep import Tune
 from overlap_callbacks.report.record import Record, RecordError, read, runs_in
-from overlap_callbacks.report.views.comparison import COLLECTIVES, differences, of_the_job, steps_of
+from overlap_callbacks.report.views.comparison import COLLECTIVES, differences, facts_of, of_the_job, steps_of
 from overlap_callbacks.report.views.elements import Column, Document, Note, RunPage, Section, table_of
 
 _DEFERRED = "defer-reductions"
@@ -33,6 +34,9 @@ _DEFERRED = "defer-reductions"
 _BY_CHANCE = 0.05
 # Of the runs next to one that is shown, the newest are read, in less than a second: so many, of so many bytes in all.
 _MOST_RUNS, _MOST_BYTES = 20, 64 * 2**20
+# A setting so near to one that the advice names is that one: those named are further apart.
+_NEAR = 1.25
+_SWITCHES = {"no": 0.0, "yes": 1.0, "False": 0.0, "True": 1.0}
 _NUMBER = re.compile(r"([+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?: ([KMGT])iB)?")
 
 
@@ -91,20 +95,30 @@ def by_topic(entries: Sequence[Entry]) -> dict[str, Tally]:
 
 
 def ledger(records: Sequence[Record], tunes: Sequence[Tune] = ()) -> list[Entry]:
-    """Each prediction of the runs with each trial of it; without one, alone.
+    """Each prediction of the runs with its trial; without one, alone.
 
-    Of two runs, the later one tries what the earlier one predicted. Control runs predict nothing, and try nothing.
+    Trials are independent: a prediction has one, which is that of no other. It is an arm of the run, else settings of a
+    tuning, else a later run: of several that nearest to what the advice names, or else to the present setting, and then
+    the first. Where several runs predicted the same, the last one before the trial has it. Control runs predict
+    nothing, and try nothing.
     """
-    runs = [record for record in records if not record.control]
+    runs = sorted([record for record in records if not record.control], key=lambda record: record.info.started_at)
     rows = of_the_job(differences(runs))
-    found = []
-    for place, record in enumerate(runs):
-        run, later = str(record.path.parent), list(_later(runs, place, rows))
-        arms, rankings = arm_summaries(record.summary, record.arms), list(_rankings(record, tunes))
+    found, taken = list[Entry](), set[tuple[str, ...]]()
+    for place, record in reversed(list(enumerate(runs))):
+        rankings, later = list(_rankings(record, tunes)), list(_later(runs, place, rows))
+        entries = []
         for said in _predictions(record):
-            trials = [*_by_arms(arms, said), *_by_tunes(rankings, said), *_by_runs(record, said, later)]
-            tried = [Entry(run, said, name, _saved(moved, said)) for name, moved in trials]
-            found += tried or [Entry(run, said)]
+            kinds = (_by_arms(record, said), _by_tunes(rankings, said), _by_runs(record, said, later))
+            free = ([trial for trial in trials if (said.topic, *trial.key) not in taken] for trials in kinds)
+            best = min(next(filter(None, free), ()), key=lambda trial: trial.distance, default=None)
+            run = str(record.path.parent)
+            if best is None:
+                entries.append(Entry(run, said))
+            else:
+                taken.add((said.topic, *best.key))
+                entries.append(Entry(run, said, best.name, _saved(best.change, said)))
+        found[:0] = entries
     return found
 
 
@@ -123,35 +137,57 @@ def _saved(moved: Estimate, said: Prediction) -> Estimate:
     return Estimate(-moved.value * said.step_ms, low, high, moved.num_steps, moved.num_blocks)
 
 
-# A trial: its name, and the relative change of the step time.
-_Trial = tuple[str, Estimate]
+# -- what tries a prediction
 
 
-def _by_arms(rows: Sequence[ArmSummary], said: Prediction) -> Iterator[_Trial]:
-    for row in rows:
-        if row.arm.sequential or row.control or row.speedup is None or topic_of(row.arm.name) != said.topic:
+class _Trial(NamedTuple):
+    """What makes a predicted change.
+
+    Attributes:
+        name: as in ``Entry.tried_by``.
+        change: of the step time, relative.
+        distance: of the setting from the one that the advice names.
+        key: what it is the trial of, with another prediction too.
+    """
+
+    name: str
+    change: Estimate
+    distance: float
+    key: tuple[str, ...]
+
+
+def _by_arms(record: Record, said: Prediction) -> Iterator[_Trial]:
+    """Arms of the same run, in the order of their first windows."""
+    rows = {row.arm.name: row for row in arm_summaries(record.summary, record.arms) if not row.control}
+    for name in dict.fromkeys([report.arm.name for report in record.arms]):
+        row = rows.get(name)
+        if row is None or row.arm.sequential or row.speedup is None or topic_of(name) != said.topic:
             continue
-        numbers = [float(number) for number in re.findall(r"\d+", row.arm.name)]
-        if said.rises and numbers and not any(numbers):  # such as no prefetching
-            continue
-        yield f"arm {one_line(row.arm.name)}", inverted_change(row.speedup)
+        numbers = re.findall(r"\d+", name) if row.arm.setting is None else [row.arm.setting]
+        turned = str(max(map(float, numbers))) if numbers else ""
+        distance = _distance(_present(record, name), _value(name, turned), said)
+        if distance is not None:
+            yield _Trial(f"arm {one_line(name)}", inverted_change(row.speedup), distance, (str(record.path), name))
 
 
-def _rankings(record: Record, tunes: Sequence[Tune]) -> Iterator[tuple[Ranking, list[Combination]]]:
-    """The tunings of the same job that began later, and their combinations."""
+def _rankings(record: Record, tunes: Sequence[Tune]) -> Iterator[tuple[Tune, Ranking]]:
+    """The tunings of the same job that began later."""
     for tune in tunes:
         found = ranked(tune)
         if found.baseline is not None and _is_same_job(record, tune, found.baseline):
-            yield found, tune.combinations
+            yield tune, found
 
 
-def _by_tunes(rankings: Sequence[tuple[Ranking, list[Combination]]], said: Prediction) -> Iterator[_Trial]:
-    for found, settings in rankings:
-        for row in found.measured:
-            pairs = zip(settings[found.baseline or 0], settings[row.number], strict=True)
-            turned = [(base.axis.name, base.value, own.value) for base, own in pairs if base.value != own.value]
-            if row.change is not None and _makes(turned, said):
-                yield f"overlap tune, {one_line(in_words(settings[row.number]))}", row.change
+def _by_tunes(rankings: Sequence[tuple[Tune, Ranking]], said: Prediction) -> Iterator[_Trial]:
+    for tune, found in rankings:
+        for row in sorted(found.measured, key=lambda row: row.number):
+            own = tune.combinations[row.number]
+            pairs = zip(tune.combinations[found.baseline or 0], own, strict=True)
+            turned = [(base.axis.name, base.value, now.value) for base, now in pairs if base.value != now.value]
+            distance = _distance_of(turned, said)
+            if row.change is not None and distance is not None:
+                key = (str(tune.folder), str(row.number))
+                yield _Trial(f"overlap tune, {one_line(in_words(own))}", row.change, distance, key)
 
 
 def _is_same_job(record: Record, tune: Tune, combination: int) -> bool:
@@ -182,14 +218,15 @@ def _by_runs(
     own = None
     for other, differing in later:
         turned = [row for row in differing if not row[0].startswith(COLLECTIVES)]
-        if not (_makes(turned, said) if turned else _defers(differing, said)):
+        distance = _distance_of(turned, said) if turned else 0.0 if _defers(differing, said) else None
+        if distance is None:
             continue
         pooling = Pooling(all_looks=other.running or record.running)
         own = own or level(steps_of(record), LOG, pooling)
         then = level(steps_of(other), LOG, pooling)
         moved = None if own is None or then is None else change([own], then, LOG, pooling)
         if moved is not None:
-            yield str(other.path.parent), moved
+            yield _Trial(str(other.path.parent), moved, distance, (str(other.path),))
 
 
 def _differing(rows: Iterable[tuple[str, tuple[str, ...]]], one: int, other: int) -> list[tuple[str, str, str]]:
@@ -197,33 +234,72 @@ def _differing(rows: Iterable[tuple[str, tuple[str, ...]]], one: int, other: int
     return [(name, values[one], values[other]) for name, values in rows if values[one] != values[other]]
 
 
-def _makes(turned: Sequence[tuple[str, str, str]], said: Prediction) -> bool:
-    """Whether these settings, with their values before and after, are the predicted change, and no other."""
-    return bool(turned) and all(
-        [topic_of(name) == said.topic and _moves(before, after, said.rises) for name, before, after in turned]
-    )
+# -- whether a setting changes as the advice says
+
+
+class _Value(NamedTuple):
+    """A setting that is a number, or on or off; whether of bytes, as its name or unit says."""
+
+    number: float
+    is_bytes: bool
+
+    def moves(self, other: _Value, rises: bool | None) -> bool:
+        return other != self and (rises is None or (other.number > self.number) is rises)
+
+
+def _distance(before: _Value | None, after: _Value | None, said: Prediction) -> float | None:
+    """How far a setting is from the nearest that the advice names, or else from the one before, on a log scale.
+
+    None if it does not move as predicted, or beyond all that the advice names.
+    """
+    if said.rises is None:
+        return 0.0
+    if before is None or after is None or before.is_bytes is not after.is_bytes or not before.moves(after, said.rises):
+        return None
+    name, _, values = said.tries.partition("=")
+    told = [value for text in values.split(",") if (value := _value(name, text)) is not None]
+    named = [one for one in told if one.is_bytes is before.is_bytes and before.moves(one, said.rises)]
+    if named and not min(named).number / _NEAR <= after.number <= max(named).number * _NEAR:
+        return None
+    return min([abs(math.log1p(after.number) - math.log1p(one.number)) for one in named or [before]])
+
+
+def _distance_of(turned: Sequence[tuple[str, str, str]], said: Prediction) -> float | None:
+    """The same of settings with their values before and after; None if they are not the predicted change alone."""
+    found = [
+        _distance(_value(name, before), _value(name, after), said) if topic_of(name) == said.topic else None
+        for name, before, after in turned
+    ]
+    known = [one for one in found if one is not None]
+    return max(known) if known and len(known) == len(found) else None
 
 
 def _defers(collectives: Sequence[tuple[str, str, str]], said: Prediction) -> bool:
     """Whether gradients are reduced less often, and nothing else differs: no setting tells that."""
     reductions = [row for row in collectives if re.search(r"all_reduce|reduce_scatter", row[0])]
-    falls = [_moves(before, after, rises=False) for _, before, after in reductions]
+    values = [(_value(name, before), _value(name, after)) for name, before, after in reductions]
+    falls = [before is not None and after is not None and before.moves(after, rises=False) for before, after in values]
     return said.topic == _DEFERRED and bool(reductions) and len(reductions) == len(collectives) and all(falls)
 
 
-def _moves(before: str, after: str, rises: bool | None) -> bool:
-    """Whether a setting moves as predicted. Other values than numbers and switches are no step either way."""
-    if rises is None:
-        return before != after
-    numbers = [_number(text) for text in (before, after)]
-    return None not in numbers and numbers[0] != numbers[1] and (numbers[1] > numbers[0]) is rises  # type: ignore[operator]
+def _present(record: Record, name: str) -> _Value | None:
+    """The job's own value of the setting that an arm turns; None if its record does not tell one."""
+    facts = of_the_job([(label, (value,)) for label, value in facts_of(record).items()])
+    told = [(word_in(label), _value(label, value)) for label, (value,) in facts]
+    same = [value for words, value in told if words == word_in(name)]
+    found = set(same or [value for (topic, _), value in told if topic == topic_of(name)])
+    return found.pop() if len(found) == 1 else None
 
 
-def _number(text: str) -> float | None:
-    if text in ("False", "True"):
-        return float(text == "True")
+def _value(name: str, text: str) -> _Value | None:
+    if text in _SWITCHES:
+        return _Value(_SWITCHES[text], False)
     found = _NUMBER.match(text)
-    return None if found is None else float(found[1].replace(",", "")) * 1024 ** (" KMGT".index(found[2] or " "))
+    if found is None:
+        return None
+    unit = found[2] or ("M" if re.search(r"(^|[_-])mi?b($|[_-])", name.lower()) else "")
+    times = 1024.0 ** " KMGT".index(unit or " ")
+    return _Value(float(found[1].replace(",", "")) * times, bool(unit) or "bytes" in name)
 
 
 # -- what the runs next to one say of its advice

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from overlap_callbacks import arms
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.prediction import Prediction, topic_of
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo, Workload
@@ -72,7 +73,7 @@ def tried(entries: list[Entry]) -> list[tuple[str, bool | None]]:
 def test_a_later_run_with_that_change_alone_tries_a_prediction(tmp_path: Path, step_ms: float, held: bool) -> None:
     before = run(tmp_path / "before", job(1, bucket_mb=1), BUCKETS)
     after = run(tmp_path / "after", job(2, bucket_mb=4), step_ms=step_ms)
-    (entry,) = ledger([after, before])[-1:]
+    (entry,) = [one for one in ledger([after, before]) if one.tried_by]
     assert (entry.run, entry.tried_by) == (str(tmp_path / "before"), str(tmp_path / "after"))
     assert entry.saved_ms is not None
     assert entry.saved_ms.value == pytest.approx(400.0 - step_ms, abs=0.5)
@@ -86,7 +87,8 @@ def test_an_outcome_known_less_well_than_the_prediction_is_not_enough_data(tmp_p
     narrow = msgspec.structs.replace(BUCKETS, low_ms=19.9, high_ms=20.1)
     for name, step_ms, held in (("like", 380.0, None), ("unlike", 340.0, None)):
         before = run(tmp_path / name / "before", job(1, bucket_mb=1), narrow)
-        (entry,) = ledger([run(tmp_path / name / "after", job(2, bucket_mb=4), step_ms=step_ms), before])[-1:]
+        after = run(tmp_path / name / "after", job(2, bucket_mb=4), step_ms=step_ms)
+        (entry,) = [one for one in ledger([after, before]) if one.tried_by]
         assert entry.saved_ms is not None
         assert entry.saved_ms.ci_low is not None
         assert entry.saved_ms.ci_high is not None
@@ -190,13 +192,83 @@ def test_the_name_of_a_setting_or_an_arm_says_which_advice_it_tries(name: str, t
 # -- arms, overlap tune
 
 
-@pytest.mark.parametrize(("name", "times"), [("prefetch_2_2", 1), ("prefetch_0_0", 0), ("no_reshard", 0)])
-def test_an_arm_of_the_same_run_tries_a_prediction(tmp_path: Path, name: str, times: int) -> None:
-    found = run(tmp_path, job(), PREFETCH, arms=[arm_window(number, name) for number in range(4)])
+def arms_of(*names: str) -> list[ArmReport]:
+    return [arm_window(number, name) for name in names for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefetched", "times"),
+    [
+        ("prefetch_2_2", 0, 1),
+        ("prefetch_0_0", 0, 0),
+        ("prefetch_1_1", 2, 0),
+        ("prefetch_2_2", None, 0),
+        ("no_reshard", 0, 0),
+    ],
+)
+def test_an_arm_of_the_same_run_tries_a_prediction(
+    tmp_path: Path, name: str, prefetched: int | None, times: int
+) -> None:
+    told = {} if prefetched is None else {"fsdp_prefetch": prefetched}
+    found = run(tmp_path, job(configuration=told), PREFETCH, arms=arms_of(name))
     assert tried(ledger([found])) == times * [(f"arm {name}", False)]  # its steps are 14 % longer
     for entry in [one for one in ledger([found]) if one.tried_by]:
         assert entry.saved_ms is not None
         assert -60 < entry.saved_ms.value < -50
+
+
+@pytest.mark.parametrize(("name", "times"), [("power_cap_300", 0), ("power_cap_800", 1)])
+def test_a_lower_cap_is_no_trial_of_a_higher_one(tmp_path: Path, name: str, times: int) -> None:
+    said = msgspec.structs.replace(PREFETCH, topic="power-cap")
+    write(tmp_path, window(0, power=True), run=job(), arms=arms_of(name))
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(msgspec.json.encode({"record": "prediction", **msgspec.to_builtins(said)}) + b"\n")
+    assert tried(ledger([record.read(tmp_path)])) == times * [(f"arm {name}", False)]
+
+
+@pytest.mark.parametrize(
+    ("names", "tries", "found"),
+    [
+        (["bucket_mb_4"], "", "bucket_mb_4"),
+        (["bucket_mb_1"], "", ""),  # a smaller one
+        (["bucket_4"], "", ""),  # of what?
+        (["bucket_mb_64", "bucket_mb_25"], "bucket-mb=2,25", "bucket_mb_25"),
+        (["bucket_mb_64", "bucket_mb_8"], "bucket-mb=2,25", ""),  # less or more than advised
+        (["bucket_mb_64", "bucket_mb_25"], "bucket-mb=1,2", "bucket_mb_25"),  # nothing larger is named
+        (["bucket_mb_64", "bucket_mb_8", "bucket_mb_25"], "", "bucket_mb_8"),
+        (["bucket_mb_30", "bucket_mb_20", "bucket_mb_50"], "bucket-mb=2,25,50", "bucket_mb_50"),
+    ],
+)
+def test_of_several_arms_the_one_nearest_to_the_advice_tries_it(
+    tmp_path: Path, names: list[str], tries: str, found: str
+) -> None:
+    """The job's buckets have 2 MiB."""
+    said = msgspec.structs.replace(BUCKETS, tries=tries)
+    info = job(configuration={"ddp_bucket_cap_bytes": 2 * 2**20})
+    assert tried(ledger([run(tmp_path, info, said, arms=arms_of(*names))])) == [(f"arm {found}", False)] * bool(found)
+
+
+def test_an_arm_comes_before_a_run_that_tries_the_same(tmp_path: Path) -> None:
+    before = run(tmp_path / "before", job(1, {"fsdp_prefetch": 0}), PREFETCH, arms=arms_of("prefetch_2_2"))
+    after = run(tmp_path / "after", job(2, {"fsdp_prefetch": 2}), step_ms=300.0)
+    assert tried(ledger([before, after])) == [("arm prefetch_2_2", False)]
+
+
+@pytest.mark.parametrize(("tries", "found"), [("", "b"), ("bucket-mb=1,4,8", "c")])
+def test_of_several_later_runs_one_tries_a_prediction(tmp_path: Path, tries: str, found: str) -> None:
+    """The nearest to the advice, or to the job as it was, and of these the first."""
+    records = [run(tmp_path / "a", job(1, bucket_mb=1), msgspec.structs.replace(BUCKETS, tries=tries))]
+    for day, bucket_mb in enumerate((2.5, 8, 2.5, 8), start=2):
+        records.append(run(tmp_path / "abcde"[day - 1], job(day, bucket_mb=bucket_mb), step_ms=380.0))
+    assert tried(ledger(records)) == [(found, True)]
+
+
+def test_a_run_tries_a_prediction_of_one_run_only(tmp_path: Path) -> None:
+    """A job that is started three times with the same settings says the same three times."""
+    told = [run(tmp_path / f"a{day}", job(day, bucket_mb=1), BUCKETS) for day in (1, 2, 3)]
+    changed = [run(tmp_path / f"b{day}", job(day, bucket_mb=4), step_ms=380.0) for day in (4, 5)]
+    found = [(Path(entry.run).name, Path(entry.tried_by).name) for entry in ledger([*changed, *told]) if entry.tried_by]
+    assert found == [("a2", "b5"), ("a3", "b4")]
 
 
 @pytest.mark.parametrize(
@@ -234,10 +306,10 @@ def test_few_that_held_are_bad_if_chance_makes_so_few_in_less_than_5_percent(hel
 
 
 def bad_runs(folder: Path) -> None:
-    """Advice on fewer threads was to save something, as the record of the first run says; two later runs lose 20 ms."""
-    run(folder / "a", job(1, num_threads=9))
-    for day in (2, 3):
-        run(folder / f"b{day}", job(day, num_threads=day), step_ms=420.0)
+    """Advice on fewer threads was to save something, as two records say; two later runs lose 20 ms."""
+    for day in (1, 2):
+        run(folder / f"a{day}", job(day, num_threads=8))
+        run(folder / f"b{day}", job(day + 2, num_threads=4), step_ms=420.0)
 
 
 def test_advice_says_that_such_predictions_seldom_held_in_the_user_s_runs(tmp_path: Path) -> None:
@@ -263,17 +335,17 @@ def test_the_command_prints_the_table_and_its_exit_code(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "0 of 2 tried predictions held. Fewer than could be by chance: ctas 0 of 2." in result.stdout
     rows = sorted([line.split() for line in result.stdout.splitlines() if line.startswith("ctas")])
-    assert [row[-3:] for row in rows] == [["no", "b2", "a"], ["no", "b3", "a"]]
+    assert [row[-3:] for row in rows] == [["no", "b1", "a2"], ["no", "b2", "a1"]]
     for row in rows:
         assert " ".join(row).startswith("ctas 0.00 to 43.89 ms -20.04 ms (-21.01 to -19.08 ms) no")
-    found = json.loads(invoke("predict", "--ledger", str(tmp_path / "a"), str(tmp_path / "b2"), "--json").stdout)
+    found = json.loads(invoke("predict", "--ledger", str(tmp_path / "a1"), str(tmp_path / "b2"), "--json").stdout)
     assert (found["held"], found["tried"]) == (0, 1)
     assert found["topics"] == [{"topic": "ctas", "held": 0, "tried": 1, "is_bad": False}]
-    alone = invoke("predict", "--ledger", str(tmp_path / "a"))
+    alone = invoke("predict", "--ledger", str(tmp_path / "a1"))
     assert alone.exit_code == 3
     said = "1 prediction, and none was tried: no arm, overlap tune or later run does that."
     assert " ".join(alone.stdout.split()) == said
-    data = invoke("predict", "--ledger", str(tmp_path / "a"), "--json")
+    data = invoke("predict", "--ledger", str(tmp_path / "a1"), "--json")
     assert data.exit_code == 3
     assert json.loads(data.stdout)["predictions"][0]["saved_ms"] is None
 

@@ -47,8 +47,11 @@ def test_fsdp_gives_its_units_and_whole_parameters(group: None) -> None:
         fully_shard(layer)
     fully_shard(model)
     found = _configuration.of_models([model])
-    assert found["fsdp_units"] == 3
+    assert (found["fsdp_units"], found["fsdp_prefetch"]) == (3, 0)
     assert found["shapes"] == _configuration.of_models([net()])["shapes"]
+    first, second = model.children()
+    first.set_modules_to_forward_prefetch([second])
+    assert _configuration.of_models([model])["fsdp_prefetch"] == 1
 
 
 def test_what_cannot_be_read_or_kept_is_left_out_and_nothing_is_raised() -> None:

@@ -12,6 +12,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         topic: of the advice; the kind of the prediction.
         settings: words in the names of settings and arms that make the change; empty if no setting shows it.
         rises: whether the change raises the setting; None if either way, or it is no number.
+        tries: values of a setting that the advice names, such as ``bucket-mb=1,4``; empty if none.
         step_ms: a step before the change.
         low_ms, high_ms: bounds of what the change saves.
         assumes: what they rest on.
@@ -20,6 +21,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     settings: tuple[str, ...] = ()
     rises: bool | None = None
+    tries: str = ""
     step_ms: float
     low_ms: float
     high_ms: float
@@ -50,5 +52,11 @@ RISES = {
 
 def topic_of(name: str) -> str:
     """The topic of the advice that a setting, or an arm, is about; empty if none is."""
+    return word_in(name)[0]
+
+
+def word_in(name: str) -> tuple[str, str]:
+    """The topic that a setting's name, or an arm's, is about, and the word that says so; both empty if none does."""
     name = name.lower().replace("-", "_")
-    return next((topic for topic, words in SETTINGS.items() if any([word in name for word in words])), "")
+    found = [(topic, word) for topic, words in SETTINGS.items() for word in words if word in name]
+    return found[0] if found else ("", "")

@@ -194,7 +194,7 @@ Difference = tuple[str, tuple[str, ...]]
 
 def differences(records: Sequence[Record]) -> list[Difference]:
     """What differs according to the records, with its value in each run; most relevant to the job first."""
-    facts = [_facts(record) for record in records]
+    facts = [facts_of(record) for record in records]
     found = []
     for label in dict.fromkeys(label for of_run in facts for label in of_run):
         values = tuple([of_run.get(label, DASH) for of_run in facts])
@@ -289,7 +289,10 @@ def _place(label: str) -> int:
     return 2 if label.startswith(_NOT_OF_THE_JOB) else 1
 
 
-def _facts(record: Record) -> dict[str, str]:
+def facts_of(record: Record) -> dict[str, str]:
+    """What a record knows of its job and how it was measured, by name."""
+    sources = [window.power.source for window in record.valid_windows if window.power is not None]
+    limits_w = [source.limit_w for source in sources if source is not None and source.limit_w is not None]
     sent = {
         f"{COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {bytes_in_words(size)}"
         for name, (messages, size) in collectives_of_a_step(record).items()
@@ -297,6 +300,7 @@ def _facts(record: Record) -> dict[str, str]:
     return {
         **dict(run_facts(record.info)),
         **dict(environment_facts(record)),
+        **({f"{_TOLD}power_limit_w": f"{limits_w[-1]:.0f}"} if limits_w else {}),
         **{f"{_SCHEDULE}{name}": str(value) for name, value in record.info.schedule.items()},
         **sent,
     }
