@@ -33,6 +33,9 @@ PREFETCH = Prediction(topic="prefetch", settings=("prefetch",), rises=True, step
 DEFER = Prediction(topic="defer-reductions", step_ms=400.0, low_ms=30.0, high_ms=60.0)
 
 
+TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorial"
+
+
 def job(day: int = 1, configuration: dict[str, Any] | None = None, **settings: Any) -> RunInfo:
     """A job with settings, started on a day."""
     return run_info(
@@ -326,6 +329,26 @@ def test_advice_says_that_such_predictions_seldom_held_in_the_user_s_runs(tmp_pa
     page = tmp_path / "page.html"
     assert invoke("report", str(tmp_path / "new"), "-o", str(page)).exit_code == 0
     assert words in page.read_text().replace("&#160;", " ")
+
+
+@pytest.mark.parametrize(("high_ms", "is_bad"), [(90.0, False), (30.0, True)])
+def test_a_real_run_s_advice_says_so_too(tmp_path: Path, high_ms: float, is_bad: bool) -> None:
+    """The tutorial's runs, two of each: what they predicted held, or would not have, had they predicted less."""
+    said = msgspec.structs.replace(DEFER, step_ms=115.6, low_ms=0.0, high_ms=high_ms)
+    line = msgspec.json.encode({"record": "prediction", **msgspec.to_builtins(said)})
+    for day, name in enumerate(("before", "before", "after", "after", "before"), start=1):
+        first, rest = (TUTORIAL / name / FILE_NAME).read_bytes().split(b"\n", 1)
+        info = {**json.loads(first), "started_at": f"2026-11-{day:02d}T08:00:00+00:00"}
+        (tmp_path / f"{name}-{day}").mkdir()
+        file = tmp_path / f"{name}-{day}" / FILE_NAME
+        file.write_bytes(msgspec.json.encode(info) + b"\n" + rest.rstrip() + b"\n" + line * (name == "before") + b"\n")
+    table = invoke("predict", "--ledger", str(tmp_path), env={"COLUMNS": "200"}).stdout
+    assert table.startswith(f"{0 if is_bad else 2} of 2 tried predictions held.")
+    words = "(in your runs 0 of 2 such predictions held)"
+    for everything in ([], ["--all"]):
+        shown = " ".join(invoke("show", str(tmp_path / "before-5"), *everything).stdout.split())
+        assert "Each gradient is reduced 4 times a step" in shown
+        assert (words in shown) is is_bad
 
 
 def test_the_command_prints_the_table_and_its_exit_code(tmp_path: Path) -> None:
