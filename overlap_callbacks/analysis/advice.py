@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.buckets import (
     try_sizes,
 )
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
-from overlap_callbacks.analysis.exposure import collectives_in_words, most_exposed_by_name, name_in_words
+from overlap_callbacks.analysis.exposure import collectives_in_words, first_by_name, name_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, listed
 from overlap_callbacks.analysis.gains import EXPOSED, IN_A_STEP, Gain, JobFacts
 from overlap_callbacks.analysis.name_rules import collective_of
@@ -413,9 +413,11 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     exposure = job.detailed.exposure
     reductions = [row for row in (exposure.rows if exposure else ()) if row.collective in _REDUCTIONS]
     if exposure is not None and reductions and reductions[0].exposed_ms > 0:
-        named = most_exposed_by_name(exposure, _REDUCTIONS)
-        most_exposed = collectives_in_words(reductions[0], exposure) if named is None else name_in_words(named)
-        size += f", and most exposed is {most_exposed}"
+        named = first_by_name(exposure, _REDUCTIONS)
+        size += (
+            f", and most exposed is {collectives_in_words(reductions[0], exposure)}" if named is None
+            else f", and {name_in_words(named)} holds steps up most"
+        )  # fmt: skip
     found, cap = reductions_of(job), job.configuration.get("ddp_bucket_cap_bytes")
     # One bucket has room for all gradients, or there is one message for all of them.
     whole = found is not None and (

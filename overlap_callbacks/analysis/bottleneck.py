@@ -35,6 +35,11 @@ class Bottleneck(NamedTuple):
     advice: tuple[Advice, ...] = ()
 
     @property
+    def late_rank(self) -> int | None:
+        """The rank that most of the exposed communication waits for; None if most of it is transfers."""
+        return self.late.rank if self.late is not None and self.parts.waiting_ms > self.parts.transfer_ms else None
+
+    @property
     def predictions(self) -> list[Prediction]:
         """What the advice predicts of settings."""
         found = [one.prediction for one in self.advice if one.prediction is not None]

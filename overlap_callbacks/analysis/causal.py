@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.name_rules import collective_in_words
+from overlap_callbacks.analysis.name_rules import collective_in_words, collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE, MIN_BLOCKS, t_quantile
@@ -188,6 +188,17 @@ def responses_of(windows: Sequence[CausalWindow]) -> list[Response]:
     by_set = grouped(windows, lambda window: window.delayed.members)
     found = [response_of(of, 1 - (1 - CONFIDENCE) * _error_of(len(of)) / len(by_set)) for of in by_set.values()]
     return [response for response in found if response is not None]
+
+
+def slopes_by_name(windows: Sequence[CausalWindow]) -> dict[tuple[str, str], float]:
+    """Slopes by kind of collective and name, the greatest of several; those of a set with slack are at most its own."""
+    found: dict[tuple[str, str], float] = {}
+    for of in responses_of(windows):
+        for member in of.delayed.members if of.alone or of.verdict is Verdict.SLACK else ():
+            key = collective_of(member.operator), member.name
+            if member.name:
+                found[key] = max(found.get(key, of.slope.value), of.slope.value)
+    return found
 
 
 def ranked(responses: Sequence[Response]) -> list[Response]:

@@ -111,7 +111,11 @@ def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -
         for code in [name_code(row.collective, row.place)]
     ]
     by_place = [_reported(row) for row in places]
-    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(by_place), tuple(names))
+    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(by_place), _first_by_name(names))
+
+
+def _first_by_name(names: Iterable[ExposedCollective]) -> tuple[ExposedCollective, ...]:
+    return tuple(sorted(names, key=lambda row: (-row.held_ms, -row.exposed_ms)))
 
 
 def _reported(row: ExposedSum) -> ExposedCollective:
@@ -132,6 +136,7 @@ def _reported(row: ExposedSum) -> ExposedCollective:
         beyond=min(1.0, row.beyond_ns / row.exposed_ns) if row.exposed_ns > 0 else 0.0,
         worst_rank=rank,
         worst_ms=of_rank_ns / 1e6,
+        queued_ms=row.queued_ns / 1e6,
     )
 
 
@@ -144,8 +149,14 @@ def over_windows(found: Sequence[Exposure]) -> Exposure | None:
         max([window.num_ranks for window in found]),
         _added([window.rows for window in found], 6),
         _added([window.places for window in found], 4),
-        _added([window.names for window in found], 4),
+        _first_by_name(_added([window.names for window in found], 4)),
     )
+
+
+def with_blocking(found: Exposure, slopes: Mapping[tuple[str, str], float]) -> Exposure:
+    """The same with the slopes of delays, by collective and name, and those that hold steps up most first."""
+    names = [msgspec.structs.replace(row, blocking=slopes.get((row.collective, row.name))) for row in found.names]
+    return msgspec.structs.replace(found, names=_first_by_name(names))
 
 
 def _added(tables: Iterable[Sequence[ExposedCollective]], key: int) -> tuple[ExposedCollective, ...]:
@@ -158,7 +169,10 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
     sums = {name: sum([getattr(row, name) for row in rows]) for name in _SUMS}
     sizes = [size for row in rows for size in (row.least_bytes, row.most_bytes) if size is not None]
     known = len(sizes) == 2 * len(rows)
-    some = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in ("waiting_ms", "path_ms")}
+    some = {
+        name: [ms for row in rows if (ms := getattr(row, name)) is not None]
+        for name in ("waiting_ms", "path_ms", "queued_ms")
+    }
     each_ms = [row.exposed_ms / max(row.exposed_steps, 1) for row in rows]
     counted = [row.exposed_steps for row, ms in zip(rows, each_ms, strict=True) if ms >= _COUNTS * max(each_ms)]
     worst, worst_ms = _worst(named_sum(sum)([{row.worst_rank: row.worst_ms} for row in rows]))
@@ -186,24 +200,29 @@ def _worst(by_rank: Mapping[int, float]) -> tuple[int, float]:
 # -- in words
 
 
-def exposure_sentence(found: Exposure, style: Style = PLAIN) -> str:
+def exposure_sentence(found: Exposure, style: Style = PLAIN, late_rank: int | None = None) -> str:
     """Which collectives are exposed, e.g. ``Of 15.0 ms exposed all are the 1.2 MB all-reduce that ends the step, ...``.
 
-    Empty where none is.
+    Empty where none is. ``late_rank``: most of it is waiting for this rank.
     """
     whole, parts = exposed_parts(found, style)
-    return f"Of {whole} {'; '.join(parts)}.{_most_by_name(found, style)}" if parts else ""
+    return f"Of {whole} {'; '.join(parts)}.{_first_in_words(found, style, late_rank)}" if parts else ""
 
 
-def _most_by_name(found: Exposure, style: Style) -> str:
-    most = most_exposed_by_name(found)
-    return f" Most exposed is {name_in_words(most)}, for {_ms(most.exposed_ms, style)}." if most is not None else ""
+def _first_in_words(found: Exposure, style: Style, late_rank: int | None) -> str:
+    if late_rank is not None:
+        return f" Most of it is waiting for rank {late_rank}, not for a layer."
+    first = first_by_name(found)
+    if first is None:
+        return ""
+    behind = ", with what queues behind it" if first.blocking is None and first.held_ms > first.exposed_ms else ""
+    return f" First by name is {name_in_words(first)}, for {_ms(first.held_ms, style)}{behind}."
 
 
-def most_exposed_by_name(found: Exposure, kinds: Sequence[str] = ()) -> ExposedCollective | None:
-    """The most exposed collective (of these kinds) that its framework names; None if it has none of the time."""
+def first_by_name(found: Exposure, kinds: Sequence[str] = ()) -> ExposedCollective | None:
+    """The collective (of these kinds) that holds steps up most, if its framework names it; None if none does."""
     rows = [row for row in found.names if row.collective in kinds or not kinds]
-    return rows[0] if rows and rows[0].exposed_ms > 0 and not _BY_PLACE.fullmatch(rows[0].name) else None
+    return rows[0] if rows and rows[0].held_ms > 0 and not _BY_PLACE.fullmatch(rows[0].name) else None
 
 
 def name_in_words(row: ExposedCollective) -> str:

@@ -368,6 +368,11 @@ class Dispatcher:
         """Number of torch.compile's compilations seen so far."""
         return self._compile_watch.count
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether there may be code that torch.compile has compiled."""
+        return self._compile_watch.has_compiled
+
     def switch_on(self, observer: CollectiveObserver) -> None:
         """Call ``observer`` for collectives of this thread, and of autograd on its behalf; after ``install``."""
         thread = get_ident()

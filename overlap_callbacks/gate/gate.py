@@ -133,6 +133,8 @@ class Gate:
         """Pass collectives through from now on. Safe to call at any time, from any thread."""
         self._serialise = self._suspended = False
         dispatcher.switch_off(self)
+        if (names := self._names) is not None:
+            names.close()
 
     def suspend(self) -> None:
         """Ignore collectives that are not part of the step (an evaluation's, for example)."""

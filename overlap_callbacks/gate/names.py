@@ -5,7 +5,8 @@ are known, from the inside out. That is done in a window's recorded steps alone,
 same sequence get the names by the place in it. Nothing is patched, and nothing of the job outlives the step.
 
 DDP issues the all-reduces of its buckets from C++: in a backward pass, what no function explains is compared with the
-buckets in their order.
+buckets in their order. What else a backward pass issues, such as a DTensor's redistribution, is of the module in whose
+forward autograd recorded the operation: both have a number.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,6 +25,7 @@ from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import SENDS, Collective
+from overlap_callbacks.gate.dispatcher import dispatcher
 
 # From the variables of a function that issues collectives to a name; empty if they do not tell.
 Reader = Callable[["StepNames", Mapping[str, Any]], str]
@@ -55,6 +58,49 @@ class Buckets:
         return name
 
 
+class ForwardPasses:
+    """Which modules ran while autograd numbered the operations of a step.
+
+    Not where torch.compile is in use: it would compile anew.
+    """
+
+    def __init__(self) -> None:
+        self._thread, self._one_thread = get_ident(), True
+        self._open: list[list[Any]] = []
+        self._found: list[list[Any]] = []  # since, until, module; in the order of their beginnings
+        hooks = torch.nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._begin),
+            hooks.register_module_forward_hook(self._end, always_call=True),
+        ]
+
+    def _begin(self, module: torch.nn.Module, _: Any) -> None:
+        if get_ident() != self._thread:  # each has numbers of its own
+            self._one_thread = False
+            return
+        self._open.append([_next_number(), 0, module])
+        self._found.append(self._open[-1])
+
+    def _end(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if get_ident() == self._thread and self._open and self._open[-1][2] is module:
+            self._open.pop()[1] = _next_number()
+
+    def module_of(self, number: int) -> object:
+        """The innermost module whose forward recorded the operation of this number; None if none did."""
+        inner = [module for since, until, module in self._found if since <= number < until] if self._one_thread else []
+        return inner[-1] if inner else None
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._found.clear()
+
+
+def _next_number() -> int:
+    autograd: Any = torch.autograd
+    return int(autograd._get_sequence_nr())
+
+
 class StepNames:
     """Names the collectives of one recorded step.
 
@@ -76,6 +122,7 @@ class StepNames:
         self._of_objects: dict[int, str] | None = None
         self._numbers: dict[str, int] = {}
         self._counts = Counter[str]()
+        self._forwards = None if dispatcher.has_compiled else ForwardPasses()
         self.sends = False
         self.inner = ""
 
@@ -86,7 +133,8 @@ class StepNames:
         """
         self.sends, self.inner = call.operator in SENDS, ""
         try:
-            return one_line(self._from_stack() or self._from_buckets(call.group.name, tensor), _MAX_LENGTH)
+            name = self._from_stack() or self._from_buckets(call.group.name, tensor) or self._from_forward()
+            return one_line(name, _MAX_LENGTH)
         except Exception:
             logger.debug("a collective could not be named", exc_info=True)
             return ""
@@ -122,6 +170,18 @@ class StepNames:
         if tensor is None or torch._C._current_graph_task_id() == -1:
             return ""
         return next(filter(None, [bucket.claim(group, tensor.numel()) for bucket in self._buckets]), "")
+
+    def _from_forward(self) -> str:
+        node: Any = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        if node is None or self._forwards is None:
+            return ""
+        return self.name_of(self._forwards.module_of(node._sequence_nr()))
+
+    def close(self) -> None:
+        """Watch modules no longer."""
+        if self._forwards is not None:
+            self._forwards.close()
+            self._forwards = None
 
     # -- for readers
 

@@ -40,6 +40,8 @@ class Parameters:
         link_gbs: bandwidth between two devices; 1.
         slow_rank: ``RANK:FACTOR``, factor of the duration of this rank's compute kernels.
         slow_link: ``RANK-RANK:FACTOR``, factor of this link's bandwidth.
+        slow_collective: ``KIND:BYTES:MICROSECONDS``, what collectives with this in their kernel's name (``AllReduce``)
+            and exactly so many bytes in their whole tensor take more. The device reads it at each collective.
         most_data_bytes: larger messages take their time and move nothing; unlimited.
         computes: whether kernels compute, by their names and arguments. They read when they begin and have written when
             they end; what cannot be computed is refused with an error that names it, and with ``trace`` only named.
@@ -78,6 +80,7 @@ class Parameters:
     link_gbs: float | None = None
     slow_rank: str | None = None
     slow_link: str | None = None
+    slow_collective: str | None = None
     most_data_bytes: int | None = None
     computes: bool | None = None
     power_cap_w: float | None = None

@@ -42,7 +42,10 @@ from overlap_callbacks.analysis.sums import Aggregate, add_aggregates, named_sum
 from overlap_callbacks.analysis.validity import Measured, add_measured
 
 # The figures that ranks are compared by.
-SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+SPREAD_OVER_RANKS = (
+    "compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms",
+    "compute_busy_ms", "idle_ms",  # which tell a late rank: ``late_rank``
+)  # fmt: skip
 
 # Limit of ``JobPart.extra_ms``: nearly all ranks run equally many steps.
 _MAX_EXTRA = 32

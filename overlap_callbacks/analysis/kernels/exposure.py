@@ -71,7 +71,8 @@ def exposure_of(
         place, beyond = _places(kernels, compute, rows, exposed_ns, num_bytes)
     family = label * len(_PLACES) + place
     on_path_ns = np.zeros(len(rows), dtype=np.int64) if path_ns is None else path_ns
-    of_each = numbers, step, num_bytes, exposed_ns, hidden_ns, beyond, on_path_ns
+    queued_ns = _queued_ns(own, step, compute, exposed_ns, hidden_ns)
+    of_each = numbers, step, num_bytes, exposed_ns, hidden_ns, beyond, on_path_ns, queued_ns
     found = _sums(labels, _PLACES, family, _with_ranges(family, num_bytes), *of_each)
     known: dict[str, int] = {}
     name = np.array([known.setdefault(text, len(known)) for text in names], dtype=np.int64)
@@ -92,6 +93,7 @@ def _sums(
     hidden_ns: Indices,
     beyond: npt.NDArray[np.float64],
     path_ns: Indices,
+    queued_ns: npt.NDArray[np.float64],
 ) -> list[ExposedSum]:
     """The sums of each family and size; a family is a label times the number of places, plus a place."""
     order = np.lexsort((step, size, family))
@@ -115,12 +117,43 @@ def _sums(
         np.add.reduceat(np.rint(exposed_ns * beyond[order]), of_row),  # whole: any order of sums gives the same
     )
     on_path_ns = np.add.reduceat(path_ns[order].astype(float), of_row).tolist()
+    queued = np.add.reduceat(np.rint(queued_ns[order]), of_row).tolist()
     kinds = [divmod(code, len(places)) for code in family[of_row].tolist()]
     values: Any = zip(*[column.tolist() for column in columns], strict=True)
     return [
-        ExposedSum(*(*labels[kind], places[at], *of_columns, by_step[row], {}, on_path_ns[row]))
+        ExposedSum(*(*labels[kind], places[at], *of_columns, by_step[row], {}, on_path_ns[row], queued[row]))
         for row, ((kind, at), of_columns) in enumerate(zip(kinds, values, strict=True))
     ]
+
+
+def _queued_ns(
+    own: Intervals, step: Indices, compute: Intervals, exposed_ns: Indices, hidden_ns: Indices
+) -> npt.NDArray[np.float64]:
+    """The exposed time that each collective answers for: a long one that is hidden exposes those behind it.
+
+    Collectives without compute between them are a queue. Each exposed time is divided among it and those before it in
+    the queue, by their lengths. Where compute goes on after an exposed one, a new queue begins: what came before has
+    been waited for.
+    """
+    order = np.lexsort((own.start_ns, step))
+    order = order[own.durations_ns[order] > 0]
+    found = np.zeros(len(own))
+    if not len(order):
+        return found
+    length, exposed, hidden = own.durations_ns[order], exposed_ns[order], hidden_ns[order]
+    between = Intervals(own.end_ns[order][:-1], np.maximum(own.start_ns[order][1:], own.end_ns[order][:-1]))
+    computed = between.covered_ns(compute)
+    waited = exposed[:-1] >= _EXPOSED * length[:-1]
+    goes_on = computed + hidden[1:] >= _EXPOSED * length[1:]
+    apart = (computed >= _EXPOSED * (length[:-1] + length[1:])) | (waited & goes_on)
+    is_first = np.concatenate(([True], (np.diff(step[order]) != 0) | apart))
+    queue = np.cumsum(is_first) - 1
+    so_far = np.cumsum(length)
+    so_far -= (so_far - length)[is_first][queue]
+    shares = np.cumsum((exposed / so_far)[::-1])[::-1]
+    ends = np.append(np.flatnonzero(is_first)[1:], len(order))[queue]
+    found[order] = length * np.maximum(shares - np.append(shares, 0.0)[ends], 0.0)
+    return found
 
 
 def _with_ranges(family: Indices, num_bytes: Indices) -> Indices:

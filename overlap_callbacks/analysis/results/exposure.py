@@ -32,6 +32,9 @@ class ExposedCollective(msgspec.Struct, frozen=True):
         name: of what they are for, in ``Exposure.names``.
         waiting_ms: there, their kernels' time without the transfers', exposed or not; None if unknown.
         path_ms: there, their time on the steps' critical paths; None if unknown.
+        queued_ms: exposed time that they answer for, their own or of those that queue behind them; adds up to the
+            exposed time too. None in records that lack it.
+        blocking: the slope of the step time over a delay of them (``analysis/causal.py``); None if not tried.
     """
 
     collective: str
@@ -50,6 +53,20 @@ class ExposedCollective(msgspec.Struct, frozen=True):
     name: str = ""
     waiting_ms: float | None = None
     path_ms: float | None = None
+    queued_ms: float | None = None
+    blocking: float | None = None
+
+    @property
+    def held_ms(self) -> float:
+        """What they hold steps up by, without waiting for the last rank: what comes first by name.
+
+        Their time as far as the step follows a delay of it, or the exposed time that they answer for.
+        """
+        if self.blocking is not None:
+            held_ms = max(0.0, min(1.0, self.blocking)) * (self.exposed_ms + self.hidden_ms)
+        else:
+            held_ms = self.exposed_ms if self.queued_ms is None else self.queued_ms
+        return held_ms - min(self.waiting_ms or 0.0, held_ms)
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -59,7 +76,8 @@ class Exposure(msgspec.Struct, frozen=True):
         num_steps, num_ranks: numbers of the steps (0 of files without steps) and of the ranks.
         rows: by kind, group, size and place, the most exposed first.
         places: the same, whatever the size.
-        names: by kind, group and what they are for, as the framework knows it; without places.
+        names: by kind, group and what they are for, as the framework knows it; without places. Those with most
+            ``held_ms`` first.
     """
 
     num_steps: int
@@ -96,6 +114,7 @@ class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
         by_step: exposed time of each step that has any, by its number.
         by_rank: exposed time of the ranks that have most.
         path_ns: on the steps' critical paths.
+        queued_ns: as ``ExposedCollective.queued_ms``.
     """
 
     collective: str
@@ -112,6 +131,7 @@ class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by_step: dict[int, float]
     by_rank: dict[int, float] = {}
     path_ns: float = 0.0
+    queued_ns: float = 0.0
 
 
 class ExposureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):

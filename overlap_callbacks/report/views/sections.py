@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
-from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows
+from overlap_callbacks.analysis.causal import slopes_by_name
+from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows, with_blocking
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
@@ -207,6 +208,7 @@ def exposure_of(record: Record) -> WindowsExposure | None:
     if found is None:
         return None
     first, last = windows[0].window, windows[-1].window
+    found = with_blocking(found, slopes_by_name(record.causal))
     return WindowsExposure(found, f"window {first}" if len(windows) == 1 else f"windows {first} to {last}")
 
 
@@ -225,7 +227,8 @@ def ideal(record: Record) -> list[Section]:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
     exposed = exposure_of(record)
     if exposed is not None:
-        answer = f"{answer} {page_text(exposure_sentence(exposed.found, PAGE), 1000)}".strip()
+        late_rank = None if found is None else found.late_rank
+        answer = f"{answer} {page_text(exposure_sentence(exposed.found, PAGE, late_rank), 1000)}".strip()
         blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}", folded=True)
     collectives = record.latest("collectives")
     if collectives is not None and not record.control:

@@ -149,10 +149,14 @@ def exposure_tables(
         Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
         Column("Hidden, ms", lambda row: row.hidden_ms, "ms"),
         Column("Waiting, ms", lambda row: row.waiting_ms, "ms"),
+        Column("With queue, ms", lambda row: row.queued_ms, "ms"),
+        Column("Blocking", lambda row: row.blocking, 2),
         Column("Most on rank", lambda row: row.worst_rank if several and row.exposed_ms else None, "whole"),
         caption=f"{over}{f' on {found.num_ranks:,} ranks' if several else ''}{basis}, by what the framework calls "
         "them: a unit, a bucket, a module, a micro-batch; else by their place among those of their kind in a step. "
-        "Waiting is for the last rank, exposed or not, also where several are in flight.",
+        "Waiting is for the last rank, exposed or not, also where several are in flight. With queue: exposed time "
+        "that it answers for, its own or of those behind it. Blocking: how far the step follows a delay of it. What "
+        "holds steps up most comes first.",
         folded=folded,
         first=first,
         few=few,

@@ -9,18 +9,22 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.causal import slopes_by_name
 from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
+from overlap_callbacks.analysis.exposure import over_windows, with_blocking
 from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_words
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo, Setting
 from overlap_callbacks.analysis.run_summary import RunSummary
 
+NAMES_TABLE = "comm/names"
 _MAX_CELL_LENGTH = 500
 
 FIGURE_COLUMNS = (
@@ -54,7 +58,8 @@ LATE_COLUMNS = (
     "rank", "host", "dimension", "calls", "last", "steps", "worst", "chance", "waiting_ms", "lost_fraction",
 )  # fmt: skip
 NAME_COLUMNS = (
-    "name", "collective", "dimension", "most_bytes", "calls", "exposed_ms", "hidden_ms", "waiting_ms", "worst_rank",
+    "name", "collective", "dimension", "most_bytes", "calls", "exposed_ms", "hidden_ms", "waiting_ms", "queued_ms",
+    "blocking", "worst_rank",
 )  # fmt: skip
 TRANSFER_COLUMNS = ("operator", "dimension", "group_size", "reach", "size", "calls", "bytes", "transfer_ms")
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
@@ -100,15 +105,18 @@ class CausalTable:
     def __init__(self) -> None:
         self.windows: list[CausalWindow] = []
         self._detailed: OverlapReport | None = None
+        self._exposure: Exposure | None = None  # of all windows that count
         self._configuration: Mapping[str, Setting] = {}
 
     def note(self, report: OverlapReport, run: RunInfo | None) -> None:
         """Note a window of the usual kind: it tells what is exposed."""
         self._detailed = self._detailed if report.exposure is None else report
+        if report.exposure is not None and report.valid:
+            self._exposure = over_windows([*filter(None, [self._exposure]), report.exposure])
         self._configuration = {} if run is None else run.configuration
 
     def content(self) -> dict[str, Table]:
-        """The table by its key; nothing without causal windows."""
+        """The table by its key, and that of names with their slopes; nothing without causal windows."""
         known = self._detailed
         exposure, collectives = (None, ()) if known is None else (known.exposure, known.collectives)
         rows: list[list[Any]] = []
@@ -119,7 +127,11 @@ class CausalTable:
                 found.slack_ms, found.won_ms, found.exposed_ms, of.verdict.value, found.contradiction(),
                 "" if fix is None else fix.what, "" if fix is None else fix.arm,
             ])  # fmt: skip
-        return {CAUSAL_TABLE: Table(CAUSAL_COLUMNS, rows)} if rows else {}
+        if not rows:
+            return {}
+        named = () if self._exposure is None else with_blocking(self._exposure, slopes_by_name(self.windows)).names
+        names = {NAMES_TABLE: _table(NAME_COLUMNS, named)} if named else {}
+        return {CAUSAL_TABLE: Table(CAUSAL_COLUMNS, rows), **names}
 
 
 def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, Table]:
@@ -140,7 +152,7 @@ def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, T
         "straggler/ranks": _table(
             LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.compared else ()
         ),
-        "comm/names": _table(NAME_COLUMNS, () if report.exposure is None else report.exposure.names),
+        NAMES_TABLE: _table(NAME_COLUMNS, () if report.exposure is None else report.exposure.names),
         "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.compared else ()),
         "dimension/pairs": _pairs(report.dimension_pairs if report.compared and several else ()),
     }

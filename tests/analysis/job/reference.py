@@ -157,7 +157,9 @@ def _cost(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: i
     return lost_ms, lost_ms / (every_n_steps * step_ms)
 
 
-_SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+_SPREAD_OVER_RANKS = (
+    "compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms", "compute_busy_ms", "idle_ms",
+)  # fmt: skip
 
 
 def _spread(samples: Sequence[RankWindow]) -> dict[str, Spread]:

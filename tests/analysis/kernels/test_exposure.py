@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.exposure import (
     of_rank,
     over_windows,
     reported,
+    with_blocking,
 )
 from overlap_callbacks.analysis.kernels.alignment import align
 from overlap_callbacks.analysis.kernels.by_collective import exposed_collectives
@@ -81,6 +82,7 @@ def test_times_equal_a_count_of_each_millisecond_and_add_up_to_those_of_the_step
             by_size[of.size][place] += value
         assert of.by_step.keys() <= set(steps.values())
         assert sum(of.by_step.values()) == of.exposed_ns
+    assert sum(of.queued_ns for of in found.rows) == pytest.approx(sum(of.exposed_ns for of in found.rows), abs=10)
     assert by_size == expected
     whole = KernelSums(kernels).of_each_step(sorted(steps))
     assert sum(of.hidden_ns for of in found.rows) == sum(each.hidden_comm_ns for each in whole)
@@ -113,6 +115,60 @@ def test_the_log_gives_sizes_groups_and_kinds() -> None:
         "Of 22.0 ms exposed 12.0 ms are the 1.91 MiB all-reduce that ends the step, in 2 of 2 steps; "
         "8.00 ms are the 7.63 MiB all-gather that begins the step, in 2 of 2 steps."
     )
+
+
+def named(rows: list[Any], names: list[str]) -> Exposure:
+    """Of all-reduces of one step, with these names in their order."""
+    kernels = columns(rows)
+    of = np.flatnonzero(kernels.kind == M)
+    label, sizes = np.zeros(len(of), dtype=np.int64), np.full(len(of), 1000)
+    labels = [Label("all_reduce", "", 2)]
+    found = reported(of_rank(exposure_of(kernels, kernels.of(C).union(), of, label, labels, sizes, {0: 40}, names), 0))
+    assert found is not None
+    return found
+
+
+# Buckets of a backward pass until 20 ms. The second is long, and hidden; those behind it come too late.
+QUEUE = [
+    (GEMM, C, 0, 0, 20),
+    (REDUCE, M, 0, 2, 3),
+    (REDUCE, M, 0, 8, 20),
+    (REDUCE, M, 0, 20, 22),
+    (REDUCE, M, 0, 22, 24),
+]
+
+
+def test_a_long_collective_that_is_hidden_answers_for_those_that_it_makes_late() -> None:
+    found = named(QUEUE, ["a", "long", "b", "last"])
+    rows = {row.name: row for row in found.names}
+    assert found.names[0].name == "long"
+    assert rows["long"].exposed_ms == 0
+    # 2 ms behind a queue of 12 + 2, then 2 behind 12 + 2 + 2.
+    assert rows["long"].queued_ms == pytest.approx(12 * (2 / 14 + 2 / 16), abs=1e-5)
+    assert rows["last"].queued_ms == pytest.approx(2 * 2 / 16, abs=1e-5)
+    assert rows["a"].queued_ms == 0  # compute came between
+    assert exposure_sentence(found).endswith(
+        " First by name is the all-reduce of long, for 3.21 ms, with what queues behind it."
+    )
+    assert exposure_sentence(found, late_rank=3).endswith(" Most of it is waiting for rank 3, not for a layer.")
+
+
+def test_what_compute_has_waited_for_already_answers_for_nothing_more() -> None:
+    # Each layer's compute waits for its all-gather, beside which the next one is fetched.
+    rows = [(GATHER, M, 0, 0, 10), (GEMM, C, 0, 10, 14), (GATHER, M, 0, 10, 17), (GEMM, C, 0, 17, 21),
+            (GATHER, M, 0, 17, 24)]  # fmt: skip
+    held = {row.name: row.queued_ms for row in named(rows, ["long", "b", "c"]).names}
+    assert held == {"long": 10, "b": 3, "c": 3}
+
+
+def test_waiting_for_a_rank_does_not_make_a_layer_first_and_what_delays_show_comes_before_guesses() -> None:
+    found = named(QUEUE, ["a", "long", "b", "last"])
+    waited = msgspec.structs.replace(found.names[0], waiting_ms=12.0)
+    assert waited.held_ms == 0
+    shown = with_blocking(found, {("all_reduce", "long"): 0.02, ("all_reduce", "b"): 1.0, ("all_gather", "last"): 1.0})
+    assert [row.name for row in shown.names][:2] == ["b", "last"]
+    assert {row.name: row.blocking for row in shown.names} == {"b": 1.0, "long": 0.02, "a": None, "last": None}
+    assert "First by name is the all-reduce of b, for 2.00 ms." in exposure_sentence(shown)
 
 
 def test_only_the_steps_that_are_asked_for_count_and_kernels_without_a_collective_have_no_size() -> None:

@@ -51,6 +51,7 @@ class Plan : public simulation::Meeting {
   // Gives a task its place among those of the communicator, just before it goes onto a stream.
   static void place(const std::shared_ptr<Plan>& plan, simulation::Task& task, void* stream);
   std::string name() const;
+  double extra_ns(double bytes) const;
   double duration_ns() const;
   bool moves_data() const;
   size_t published(const Collective& collective, int rank) const;
