@@ -6,7 +6,7 @@
 A run attaches to a job that trains already, and has one window. In it the device makes a collective of a layer drawn at
 random 10 to 80 ms longer: that of its size, which no other layer has. Which unit or bucket holds it is taken from the
 model and its buckets, not from the library. A draw counts if steps then take at least a tenth longer, by the device's
-events: others are hidden and hold nothing up. Or a rank drawn at random computes 10 to 80 ms more, in all layers alike.
+events: others are hidden and hold nothing up. Or a rank drawn at random computes 10 to 80 ms more, alike in all layers.
 Goal: the unit, or the rank and no layer, is named first in 48 of 50 runs: in the table by name and in the sentence.
 """
 

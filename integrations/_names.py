@@ -18,7 +18,7 @@ from overlap_callbacks.gate.names import Buckets, Reader, StepNames, plain, span
 _FSDP1, _FSDP2 = "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup"
 _PIPELINING = "torch.distributed.pipelining.schedules"
 _MEGATRON = "megatron.core"
-_ZERO = "deepspeed.runtime.zero"
+_ZERO, _PIPE = "deepspeed.runtime.zero", "deepspeed.runtime.pipe.engine:PipelineEngine"
 
 # The variables of a function.
 _Variables = Mapping[str, Any]
@@ -107,6 +107,19 @@ def _zero3_parameters(names: StepNames, variables: _Variables) -> str:
     return span([names.name_of(parameter) for parameter in variables["param_group"]])
 
 
+def _of_group(names: StepNames, variables: _Variables) -> str:
+    """Tells the optimizer which group of parameters is gathered after its step."""
+    names.inner = names.inner or str(variables.get("group_id", ""))  # one of the two functions calls the other
+    return ""
+
+
+def _zero_gather(names: StepNames, variables: _Variables) -> str:
+    if not names.inner:
+        return ""
+    own = variables["self"].bit16_groups[int(names.inner)]
+    return f"group {names.inner}: {span([names.name_of(parameter) for parameter in own])}"
+
+
 # -- pipelines
 
 
@@ -141,13 +154,34 @@ def _megatron_message(function: str) -> Reader:
     """Of one of Megatron's functions, whose names tell what they send and receive."""
     words = function.split("_")
 
-    def reader(names: StepNames, _: _Variables) -> str:
+    def reader(names: StepNames, variables: _Variables) -> str:
         side = "send" if names.sends else "recv"
         direction = words[words.index(side) + 1]
-        kind = _message(direction, names)
-        return f"{kind} {names.count(kind)}"
+        kind, communicator = _message(direction, names), variables["self"]
+        number = names.count(kind)
+        if communicator.virtual_pipeline_model_parallel_size is not None:  # chunks take turns
+            return f"{kind} {number}"
+        return f"stage {communicator.pp_group.rank()}, {kind} of micro-batch {number}"
 
     return reader
+
+
+def _megatron_shapes(_: StepNames, variables: _Variables) -> str:
+    return f"stage {variables['self'].pp_group.rank()}, shapes"
+
+
+def _deepspeed_message(kind: str) -> Reader:
+    """Of one of a DeepSpeed pipeline's instructions, which may send several tensors of a micro-batch."""
+
+    def reader(names: StepNames, variables: _Variables) -> str:
+        number = names.count(kind, again=bool(variables.get("idx")))
+        return f"stage {variables['self'].stage_id}, {kind} of micro-batch {number}"
+
+    return reader
+
+
+def _deepspeed_shapes(_: StepNames, variables: _Variables) -> str:
+    return f"stage {variables['self'].stage_id}, shapes"
 
 
 _MEGATRON_MESSAGES = (
@@ -170,6 +204,16 @@ READERS: dict[str, Reader] = {
     f"{_ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer.reduce_ipg_grads": _zero_bucket,
     f"{_ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3.__reduce_and_partition_ipg_grads": _zero3_bucket,
     f"{_ZERO}.partitioned_param_coordinator:PartitionedParameterCoordinator.__all_gather_params_": _zero3_parameters,
+    "deepspeed.runtime.utils:all_gather_into_tensor_dp_groups": _of_group,
+    "deepspeed.runtime.utils:all_gather_dp_groups": _of_group,
+    f"{_ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer.step": _zero_gather,
+    f"{_PIPE}._exec_send_activations": _deepspeed_message("forward send"),
+    f"{_PIPE}._exec_recv_activations": _deepspeed_message("forward receive"),
+    f"{_PIPE}._exec_send_grads": _deepspeed_message("backward send"),
+    f"{_PIPE}._exec_recv_grads": _deepspeed_message("backward receive"),
+    f"{_PIPE}._send_tensor_meta": _deepspeed_shapes,
+    f"{_PIPE}._recv_tensor_meta": _deepspeed_shapes,
+    f"{_MEGATRON}.pipeline_parallel.p2p_communication:P2PCommunicator._communicate_shapes": _megatron_shapes,
     "torch.nn.modules.module:Module._call_impl": _module,
     **{
         f"{_MEGATRON}.pipeline_parallel.p2p_communication:P2PCommunicator.{name}": _megatron_message(name)

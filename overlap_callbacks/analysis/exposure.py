@@ -84,11 +84,18 @@ def of_rank(sums: ExposureSums, rank: int) -> ExposureSums:
 
 def of_cycle(sums: ExposureSums, cycle: int, num_cycles: int) -> ExposureSums:
     """The same with steps numbered so that those of two cycles differ."""
-    rows = [
-        msgspec.structs.replace(row, by_step={step * num_cycles + cycle: ns for step, ns in row.by_step.items()})
-        for row in sums.rows
-    ]
-    return ExposureSums(tuple([step * num_cycles + cycle for step in sums.steps]), sums.num_ranks, tuple(rows))
+    rows, names = (
+        tuple(
+            [
+                msgspec.structs.replace(
+                    row, by_step={step * num_cycles + cycle: ns for step, ns in row.by_step.items()}
+                )
+                for row in table
+            ]
+        )
+        for table in (sums.rows, sums.names)
+    )
+    return ExposureSums(tuple([step * num_cycles + cycle for step in sums.steps]), sums.num_ranks, rows, names)
 
 
 def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -> Exposure | None:

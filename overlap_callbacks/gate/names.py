@@ -196,9 +196,9 @@ class StepNames:
                         self._of_objects.setdefault(id(parameter), plain(f"{name}.{own}"))
         return self._of_objects.get(id(thing), "")
 
-    def count(self, kind: str) -> int:
-        """How often this was asked before in the step."""
-        self._counts[kind] += 1
+    def count(self, kind: str, *, again: bool = False) -> int:
+        """How often this was asked before in the step; ``again``: without the last time, for more of the same."""
+        self._counts[kind] += not again
         return self._counts[kind] - 1
 
     def bucket(self, parameters: Iterable[object], number: int | None = None) -> str:

@@ -52,6 +52,7 @@ class CollectiveInfo(NamedTuple):
         by_name: whether the kind comes from the kernel's name alone.
         sent, received: split sizes of an all-to-all; empty if equal or unknown.
         cut: whether torch cut off its split sizes.
+        module: that it is for, as a CUDA graph's annotation says (``torch.cuda._annotate_cuda_graph_trace``).
     """
 
     kind: str
@@ -63,6 +64,7 @@ class CollectiveInfo(NamedTuple):
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
     cut: bool = False
+    module: str = ""
 
 
 class RangeDetail(NamedTuple):
@@ -172,21 +174,23 @@ def _known(key: tuple[Any, ...]) -> _Known:
     return _Known(-1, info, _width(dtype), of_output, of_both, not name.lower().endswith("v"))
 
 
-def _with_splits(known: _Known, splits: tuple[str, str] | None, infos: Numbers[CollectiveInfo]) -> _Known:
-    """The same with split sizes, of which nearly each all-to-all may have others."""
+def _with_splits(known: _Known, others: tuple[str, str, str] | None, infos: Numbers[CollectiveInfo]) -> _Known:
+    """The same with a module and split sizes, of which nearly each all-to-all may have others."""
     info, as_sent = known.info, False
-    if splits is not None and known.of_both:
-        sent, received = splits
-        info = CollectiveInfo(*info[:6], numbers_in(sent), numbers_in(received), "..." in sent + received)
-        as_sent = info.cut and sent != received and known.as_sent
+    if others is not None:
+        sent, received, module = others
+        info = info._replace(module=safe_text.clean(module))
+        if known.of_both and sent:
+            info = info._replace(sent=numbers_in(sent), received=numbers_in(received), cut="..." in sent + received)
+            as_sent = info.cut and sent != received and known.as_sent
     return _Known(infos[info], info, *known[2:5], as_sent)
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
-    """What collectives may share: split sizes if given, five texts, and the group's size."""
+    """What collectives may share: split sizes and module if given, five texts, and the group's size."""
     keys = [
         (
-            None if args.in_splits in _NO_SPLITS else (_text(args.in_splits), _text(args.out_splits)),
+            _seldom_given(args),
             args.collective, args.dtype, args.group, args.group_description, args.group_ranks, args.group_size,
         )
         for args in all_args
@@ -197,6 +201,12 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
     return [
         (splits, *map(_text, texts), size if type(size) is int and size > 0 else None) for splits, *texts, size in keys
     ]  # equal numbers may have different types
+
+
+def _seldom_given(args: Args) -> tuple[str, str, str] | None:
+    if args.in_splits in _NO_SPLITS:
+        return None if args.module is None else ("", "", _text(args.module))
+    return _text(args.in_splits), _text(args.out_splits), _text(args.module)
 
 
 def numbers_in(splits: str) -> tuple[int, ...]:

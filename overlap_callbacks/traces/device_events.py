@@ -258,6 +258,10 @@ class DeviceEvents(EventCollector):
         compute, copy = int(Kind.COMPUTE), int(Kind.COPY)
         unknown = array("q", [UNKNOWN]) * len(events)
         info, num_bytes, sequence = array("q", [-1]) * len(events), unknown[:], unknown
+        for i in [i for i, args in enumerate(all_args) if args.module is not None]:
+            name = events[i].name or ""
+            if all_args[i].collective is None and name_rules.is_communication(name):
+                all_args[i].collective = name_rules.collective_of(name)  # the replay of a graph has no other metadata
         described = [i for i, args in enumerate(all_args) if args.collective is not None]
         if described:
             metadata = self.metadata.describe([all_args[i] for i in described])

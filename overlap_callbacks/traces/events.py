@@ -73,6 +73,7 @@ class Args(msgspec.Struct, gc=False):
     sequence: Any = msgspec.field(default=None, name="Seq")
     in_splits: Any = msgspec.field(default=None, name="In split size")
     out_splits: Any = msgspec.field(default=None, name="Out split size")
+    module: Any = msgspec.field(default=None, name="module_fqn")
     rank: Any = None
 
 

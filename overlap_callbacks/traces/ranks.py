@@ -89,6 +89,7 @@ class CollectiveSums:
         distinct: Numbers[tuple[Any, ...]] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
         self._infos = [CollectiveInfo(*known) for known in distinct]
+        self._modules = [*[known.module for known in trace.collectives.infos], ""]
         self._num_known, size = len(trace.collectives.infos), len(distinct)
         # Time, hidden time, time of those of known size, and their bytes, which may exceed 64 bits.
         self._sums = [[0] * size for _ in range(4)]
@@ -132,7 +133,8 @@ class CollectiveSums:
         step = kernels.step[rows]
         mine = np.flatnonzero(whole[step] & ((step >= 0) | (len(trace.steps) == 0)))
         sizes = np.where(num_bytes == UNKNOWN, UNKNOWN_SIZE, num_bytes)[mine]
-        exposure = exposure_of(kernels, compute, rows[mine], number[mine], self._labels, sizes, numbers)
+        names = [self._modules[info] for info in known.info[mine].tolist()] if any(self._modules) else ()
+        exposure = exposure_of(kernels, compute, rows[mine], number[mine], self._labels, sizes, numbers, names)
         self.exposure = add_exposures([self.exposure, exposure])
         if self._with_turns:
             # Copies do not wait for other ranks.

@@ -213,9 +213,10 @@ def _tensor_parallel(rank: int) -> Said:
     return [c.name for c in logs[0].collectives]
 
 
-def test_a_collective_in_a_forward_pass_has_its_modules_name() -> None:
-    # The layers that split by rows sum their outputs. In the backward pass nothing tells the module.
-    assert run_ranks(_tensor_parallel, 2) == [["2", "6", ""]] * 2
+def test_a_collective_of_a_forward_or_backward_pass_has_its_modules_name() -> None:
+    # The layers that split by rows sum their outputs; a layer that splits by columns, its input's gradients. The first
+    # layer's input has none.
+    assert run_ranks(_tensor_parallel, 2) == [["2", "6", "4"]] * 2
 
 
 # -- ZeRO
@@ -296,6 +297,41 @@ def test_names_are_those_of_zero(stage: int) -> None:
         assert same
 
 
+# -- DeepSpeed's gather of parameters after a step, and its pipeline
+
+
+def _deepspeed(rank: int, stage: int, stages: int) -> Said:
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.integrations import deepspeed_jobs
+
+    deepspeed_jobs.set_up(rank)
+    training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(stage, micro_batches=2), stages)
+    with kept_logs() as logs, attach(training.engine, sinks=[], **OPTIONS):
+        for _ in range(NUM_STEPS):
+            training.step()
+    return [name for name in names_of(logs[0].collectives) if name.split(":")[0] in ("send", "recv", "allgather_base")]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zeros_gather_after_a_step_is_of_its_group_of_parameters(stage: int) -> None:
+    assert run_ranks(_deepspeed, 2, stage, 0) == [["allgather_base: group 0: 0.weight … 6.weight"]] * 2
+
+
+@needs_deepspeed
+def test_messages_of_deepspeeds_pipeline_tell_stage_and_micro_batch() -> None:
+    first, last = run_ranks(_deepspeed, 2, 0, 2)
+    batches = (0, 1)
+    assert sorted(first) == sorted(
+        [f"send: stage 0, forward send of micro-batch {batch}" for batch in batches]
+        + [f"recv: stage 0, backward receive of micro-batch {batch}" for batch in batches]
+    )
+    assert sorted(last) == sorted(
+        [f"recv: stage 1, forward receive of micro-batch {batch}" for batch in batches]
+        + [f"send: stage 1, backward send of micro-batch {batch}" for batch in batches]
+    )
+
+
 # -- Megatron
 
 
@@ -360,6 +396,34 @@ def test_names_are_megatrons_tensor_parallel_layers() -> None:
             ):
                 assert f"{layer}.{module}" in names
         assert same
+
+
+def _megatron_pipeline(rank: int, case: str) -> Said:
+    del rank
+    megatron_shims.install()
+    from overlap_callbacks.integrations.megatron import attach
+
+    with (
+        megatron_jobs.job(megatron_jobs.TWO_RANKS[case]) as training, kept_logs() as logs,
+        attach(training.model, training.optimizer, sinks=[], **OPTIONS),
+    ):  # fmt: skip
+        for _ in range(NUM_STEPS):
+            training.step()
+    return [name for name in names_of(logs[0].collectives) if name.split(":")[0] in ("send", "recv")]
+
+
+@needs_megatron
+def test_messages_of_megatrons_pipeline_tell_stage_and_micro_batch() -> None:
+    first, last = run_ranks(_megatron_pipeline, 2, "pp", timeout_s=90.0)
+    batches = range(4)
+    assert sorted(first) == sorted(
+        [f"send: stage 0, forward send of micro-batch {batch}" for batch in batches]
+        + [f"recv: stage 0, backward receive of micro-batch {batch}" for batch in batches]
+    )
+    assert sorted(last) == sorted(
+        [f"recv: stage 1, forward receive of micro-batch {batch}" for batch in batches]
+        + [f"send: stage 1, backward send of micro-batch {batch}" for batch in batches]
+    )
 
 
 # -- the machinery

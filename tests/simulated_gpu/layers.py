@@ -295,7 +295,7 @@ def _slowed(one: Drawn, job: Any, rank: int) -> Iterator[None]:
                     few.add_(1)
 
             for layer in job.model.modules():
-                if type(layer).__name__ in ("Block", "TransformerLayer"):
+                if isinstance(layer, Block) or type(layer).__name__ == "TransformerLayer":
                     stack.callback(layer.register_forward_hook(more).remove)
         yield
 

@@ -321,3 +321,39 @@ def test_generated_training_adds_up_too(tmp_path: Path, overlapped: bool) -> Non
     total = sum(step.exposed_comm_ms for step in found.traces[0].steps)
     assert exposed(found).exposed_ms == pytest.approx(total, abs=1e-9)
     assert sum(row.calls for row in exposed(found).rows) == 30
+
+
+# -- names, by what torch writes beside a graph's kernels
+
+
+def annotated(folder: Path, kernels: Sequence[tuple[str, float, float, str]], stream: int) -> Path:
+    """A file of one graph's replay, to which torch itself has added the annotations of its nodes."""
+    found: list[kineto.Event] = [{**kineto.launch(0, 1), "name": "cudaGraphLaunch"}]
+    modules: dict[int, list[Any]] = {}
+    for node, (name, start, end, module) in enumerate(kernels, start=1):
+        communicates = name.startswith("nccl")
+        found.append(
+            kineto.kernel(name, round(start * MS), round(end * MS), 1, stream=stream if communicates else 7,
+                          **{"graph id": 1, "graph node id": node})
+        )  # fmt: skip
+        of_node: dict[str, Any] = {"stream": stream if communicates else 7}
+        modules[node] = [of_node, *([{"module_fqn": module}] if module else [])]
+    path = kineto.write(folder / "r0.json", found, **kineto.job(0, 2))
+    trace = json.loads(path.read_text())
+    annotating = pytest.importorskip("torch.cuda._annotate_cuda_graph_trace")
+    assert annotating.annotate_trace(trace, modules) == len(kernels)
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def test_collectives_of_a_graph_have_the_modules_that_annotations_name(tmp_path: Path) -> None:
+    kernels = [
+        ("gemm", 0, 20, "layers.3.mlp"), (kineto.ALL_REDUCE, 15, 30, "layers.3"),
+        (kineto.ALL_REDUCE, 30, 32, "layers.2"), (kineto.ALL_GATHER, 40, 44, ""),
+    ]  # fmt: skip
+    found = exposed(analyze([read_trace(annotated(tmp_path, kernels, stream=20))]))
+    assert [(row.name, row.collective, row.exposed_ms) for row in found.names] == [
+        ("layers.3", "all_reduce", 10), ("", "all_gather", 4), ("layers.2", "all_reduce", 2),
+    ]  # fmt: skip
+    assert "First by name is the all-reduce of layers.3" in exposure_sentence(found)
+    assert {row.collective for row in found.rows} == {"all_reduce", "all_gather"}
