@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
@@ -205,18 +206,25 @@ def test_names_are_those_that_torch_tells(case: str) -> None:
 # -- tensor parallel: the module that runs
 
 
-def _tensor_parallel(rank: int) -> Said:
-    training = Training(rank, jobs.tensor_parallel)
+def _tensor_parallel(rank: int) -> tuple[Said, bool, bool]:
+    """Names, whether modules were watched around the recorded step or at the end, and whether weights are the same."""
+    alone = Training(rank, jobs.tensor_parallel)
+    for _ in range(NUM_STEPS):
+        alone.step()
+    training, hooks = Training(rank, jobs.tensor_parallel), torch.nn.modules.module
+    watched = []
+    training.job.models[0].register_forward_hook(lambda *_: watched.append(bool(hooks._global_forward_hooks)))
     with kept_logs() as logs, training.attach(**OPTIONS):
         for _ in range(NUM_STEPS):
             training.step()
-    return [c.name for c in logs[0].collectives]
+    around = [*watched[:RECORDED], *watched[RECORDED + 1 : RECORDED + 4], bool(hooks._global_forward_pre_hooks)]
+    return [c.name for c in logs[0].collectives], any(around), alone.digest() == training.digest()
 
 
 def test_a_collective_of_a_forward_or_backward_pass_has_its_modules_name() -> None:
     # The layers that split by rows sum their outputs; a layer that splits by columns, its input's gradients. The first
     # layer's input has none.
-    assert run_ranks(_tensor_parallel, 2) == [["2", "6", "4"]] * 2
+    assert run_ranks(_tensor_parallel, 2) == [(["2", "6", "4"], False, True)] * 2
 
 
 # -- ZeRO

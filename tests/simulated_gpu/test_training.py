@@ -268,10 +268,8 @@ def test_measuring_changes_no_bit_and_finds_names(wrap: str, model: str, optimiz
             (window,) = record.read(tmp_path / f"{number}-{look}").windows
             assert window.e2e_sequential_ms is not None, window.problems
             assert window.exposure is not None
-            # FSDP's streams are others in sequential steps: there a profile's kernels are paired with nothing.
-            if look == "attached":
-                names = {row.name.partition(":")[0] for row in window.exposure.names}
-                assert names == NAMES[wrap, model], names
+            names = {row.name.partition(":")[0] for row in window.exposure.names}
+            assert names == NAMES[wrap, model], (look, names)
         if look == "causal":
             (delayed,) = record.read(tmp_path / f"{number}-{look}").causal
             assert delayed.missed == 0

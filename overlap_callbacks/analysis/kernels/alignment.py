@@ -294,6 +294,11 @@ class _Lanes:
             return of_class.get(self._class(part), "") if self._has_lane(part.kind) else SEND_RECV
 
         own, theirs = grouped(kernels, place_of_kernel), grouped(expected, place_of_expected)
+        # Where a framework is sequential by itself, its collectives have another lane there (FSDP2: that of compute).
+        # Those without a kernel ran on the lanes that are not known, if the kind of a kernel tells the group there.
+        left = [part for part in expected if place_of_expected(part) not in own]
+        if "" in own and len({(part.runs_as, part.group) for part in left}) == len({part.runs_as for part in left}):
+            theirs[""] = [part for part in expected if place_of_expected(part) in ("", *theirs.keys() - own.keys())]
         return [(own[place], theirs.get(place, [])) for place in own]
 
     def match(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> list[Expected]:

@@ -310,3 +310,25 @@ def test_names_with_a_collective_and_host_profiles_are_unchanged() -> None:
     host = in_one_step(("gloo:send", 1))
     assert align(host, {0: [issue("alltoall_base_", "expert", on_device=False)]}).kernels is host
     assert align(in_one_step(), {}).kernels.collectives == ()
+
+
+def _one_lane_if_sequential(other_group: str = "data") -> list[str]:
+    """FSDP2 in native form: sequential steps have one stream for all, others one for each kind. Names of the latter."""
+    gathers, reductions = [("AllGather", 20)] * 3, [("ReduceScatter", 21)] * 3
+    rows, lanes = nccl(*[(name, 7) for name, _ in (*gathers, *reductions)])
+    more = nccl(gathers[0], gathers[1], reductions[0], gathers[2], reductions[1], reductions[2], step=1)
+    layers = ("layers.0", "layers.1", "layers.2")
+    calls = [issue("_allgather_base_", other_group if n == 1 else "data", asynchronous=False) for n in range(3)]
+    calls += [issue("_reduce_scatter_base_", "data", asynchronous=False) for _ in layers]
+    calls = [dataclasses.replace(call, name=name) for call, name in zip(calls, layers + layers[::-1], strict=True)]
+    kernels = on_lanes([*rows, *more[0]], [*lanes, *more[1]])
+    aligned = align(kernels, {0: calls, 1: calls}, serialised=(0,))
+    return [aligned.by_row[row].name for row in range(6, 12)]
+
+
+def test_lanes_that_only_overlapped_steps_have_are_paired_by_kind() -> None:
+    assert _one_lane_if_sequential() == ["layers.0", "layers.1", "layers.2", "layers.2", "layers.1", "layers.0"]
+
+
+def test_lanes_that_only_overlapped_steps_have_tell_nothing_where_a_kind_has_two_groups() -> None:
+    assert _one_lane_if_sequential("tensor") == [""] * 6
