@@ -28,7 +28,7 @@ import torch.distributed as dist
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.delays import CallKey, StepDelays, ended
 from overlap_callbacks.gate.dispatcher import dispatcher
-from overlap_callbacks.gate.names import StepNames, made
+from overlap_callbacks.gate.names import StepNames, let_go, made
 from overlap_callbacks.gate.patience import StreamPatience
 from overlap_callbacks.gate.process_groups import CoalescingBlocks, SequenceNumbers
 from overlap_callbacks.gate.serialiser import (
@@ -133,8 +133,7 @@ class Gate:
         """Pass collectives through from now on. Safe to call at any time, from any thread."""
         self._serialise = self._suspended = False
         dispatcher.switch_off(self)
-        if (names := self._names) is not None:
-            names.close()
+        let_go(self._names)
 
     def suspend(self) -> None:
         """Ignore collectives that are not part of the step (an evaluation's, for example)."""
@@ -179,13 +178,12 @@ class Gate:
             raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside [OC126]")
         dispatcher.install()  # torch.compile may have come into use since the last step
         self._reset_step(expected := expected or ExpectedSequence())
-        self._accelerator = device.accelerator()
         others = itertools.chain.from_iterable(self.side_streams)
         valve = self._streams.open(compute_stream, self._released) if sequential and expected.can_deadlock else None
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
-        self._watching, self._suspended, self._step_thread = watch, False, get_ident()
-        self._names = made(self.names) if named else None
-        self._numbers, self._serialise = SequenceNumbers(), sequential and self.stuck is None
+        self._watching, self._suspended, self._step_thread, self._numbers = watch, False, get_ident(), SequenceNumbers()
+        self._names = made(self.names, compiled=dispatcher.has_compiled) if named else None
+        self._serialise, self._accelerator = sequential and self.stuck is None, device.accelerator()
         self._streams.step_begins()
         self.delays = None if delays_ms is None else StepDelays(delays_ms, compute_stream)
         dispatcher.switch_on(self)

@@ -25,7 +25,6 @@ from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import SENDS, Collective
-from overlap_callbacks.gate.dispatcher import dispatcher
 
 # From the variables of a function that issues collectives to a name; empty if they do not tell.
 Reader = Callable[["StepNames", Mapping[str, Any]], str]
@@ -122,7 +121,7 @@ class StepNames:
         self._of_objects: dict[int, str] | None = None
         self._numbers: dict[str, int] = {}
         self._counts = Counter[str]()
-        self._forwards = None if dispatcher.has_compiled else ForwardPasses()
+        self._forwards: ForwardPasses | None = None
         self.sends = False
         self.inner = ""
 
@@ -177,8 +176,11 @@ class StepNames:
             return ""
         return self.name_of(self._forwards.module_of(node._sequence_nr()))
 
+    def watch(self) -> None:
+        """Watch which modules run, until ``close``."""
+        self._forwards = ForwardPasses()
+
     def close(self) -> None:
-        """Watch modules no longer."""
         if self._forwards is not None:
             self._forwards.close()
             self._forwards = None
@@ -223,13 +225,25 @@ def names_of(calls: Sequence[Collective]) -> list[str]:
     return [call.name or by_place.get(id(call), "") for call in calls]
 
 
-def made(names: Callable[[], StepNames] | None) -> StepNames | None:
-    """What names the collectives of a step; None if nothing does, or it cannot be made."""
+def made(names: Callable[[], StepNames] | None, *, compiled: bool) -> StepNames | None:
+    """What names the collectives of a step; None if nothing does, or it cannot be made.
+
+    ``compiled``: whether torch.compile is in use.
+    """
     try:
-        return None if names is None else names()
+        found = None if names is None else names()
+        if found is not None and not compiled:
+            found.watch()
+        return found
     except Exception:
         logger.debug("the collectives of a step cannot be named", exc_info=True)
         return None
+
+
+def let_go(names: StepNames | None) -> None:
+    """The step is over: watch modules no longer."""
+    if names is not None:
+        names.close()
 
 
 def _outside(_: StepNames, __: Mapping[str, Any]) -> str:

@@ -326,18 +326,16 @@ def test_zeros_gather_after_a_step_is_of_its_group_of_parameters(stage: int) -> 
     assert run_ranks(_deepspeed, 2, stage, 0) == [["allgather_base: group 0: 0.weight … 6.weight"]] * 2
 
 
+def messages(micro_batches: int) -> list[Said]:
+    """Those of two stages, sorted."""
+    kinds = (("recv: stage 0, backward receive", "send: stage 0, forward send"),
+             ("recv: stage 1, forward receive", "send: stage 1, backward send"))  # fmt: skip
+    return [[f"{one} of micro-batch {n}" for one in of_stage for n in range(micro_batches)] for of_stage in kinds]
+
+
 @needs_deepspeed
 def test_messages_of_deepspeeds_pipeline_tell_stage_and_micro_batch() -> None:
-    first, last = run_ranks(_deepspeed, 2, 0, 2)
-    batches = (0, 1)
-    assert sorted(first) == sorted(
-        [f"send: stage 0, forward send of micro-batch {batch}" for batch in batches]
-        + [f"recv: stage 0, backward receive of micro-batch {batch}" for batch in batches]
-    )
-    assert sorted(last) == sorted(
-        [f"recv: stage 1, forward receive of micro-batch {batch}" for batch in batches]
-        + [f"send: stage 1, backward send of micro-batch {batch}" for batch in batches]
-    )
+    assert [sorted(names) for names in run_ranks(_deepspeed, 2, 0, 2)] == messages(2)
 
 
 # -- Megatron
@@ -422,16 +420,7 @@ def _megatron_pipeline(rank: int, case: str) -> Said:
 
 @needs_megatron
 def test_messages_of_megatrons_pipeline_tell_stage_and_micro_batch() -> None:
-    first, last = run_ranks(_megatron_pipeline, 2, "pp", timeout_s=90.0)
-    batches = range(4)
-    assert sorted(first) == sorted(
-        [f"send: stage 0, forward send of micro-batch {batch}" for batch in batches]
-        + [f"recv: stage 0, backward receive of micro-batch {batch}" for batch in batches]
-    )
-    assert sorted(last) == sorted(
-        [f"recv: stage 1, forward receive of micro-batch {batch}" for batch in batches]
-        + [f"send: stage 1, backward send of micro-batch {batch}" for batch in batches]
-    )
+    assert [sorted(names) for names in run_ranks(_megatron_pipeline, 2, "pp", timeout_s=90.0)] == messages(4)
 
 
 # -- the machinery
