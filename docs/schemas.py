@@ -37,6 +37,7 @@ from overlap_callbacks.analysis.results.figure import BOUNDS, Figure
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, MessageGroup
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.report import PipelineBubble, Throughput
+from overlap_callbacks.analysis.results.request import JobAnswer
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.step_parts import Bound, StepParts, StepShare
 from overlap_callbacks.analysis.results.window import DimensionTime
@@ -178,6 +179,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "traffic": (Traffic,), "predict": (made("Predicted", Prediction, traffic=list[Mapping]),
                                        list[made("Checked", CheckedRow, equal=bool)], Ledger),
     "bench": tuple(BENCHES), "study": (StudyResult,), "tune": (Tuning,), "workspace": (Workspace,),
+    "ask": (JobAnswer,),
 }  # fmt: skip
 
 

@@ -37,6 +37,8 @@ class AdvancedOptions(TypedDict, total=False):
     power_idle_interval_s: float | None
     power_per_node: bool
     sample_experts_every: int | None
+    ask: str
+    ask_signal: str | None
     hosts: bool
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _STOP = None
+_AFTER_ERROR_S = 60.0
 
 
 class ThreadExitError(RuntimeError):
@@ -33,11 +34,19 @@ T = TypeVar("T")
 class Worker:
     """Runs tasks in order, on one thread that starts with the first task; at most ``capacity`` may wait.
 
-    ``on_error`` is called on the worker's thread with each exception of a task.
+    ``on_error`` is called on the worker's thread with each exception of a task. ``idle``, if given, is called there
+    while no task waits, and returns after how many seconds again.
     """
 
-    def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_error: Callable[[Exception], None],
+        capacity: int = 1024,
+        idle: Callable[[], float] | None = None,
+    ) -> None:
         self._name = name
+        self._idle, self._idle_s = idle, None if idle is None else 0.0
         self._on_error = on_error
         self._tasks: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
@@ -107,12 +116,25 @@ class Worker:
         return True
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not _STOP:
+        while (task := self._next_task()) is not _STOP:
             try:
                 task()
             except BaseException as error:
                 self._on_error(as_exception(error))
             del task  # otherwise the last task would keep its window alive until the next one
+
+    def _next_task(self) -> Callable[[], object] | None:
+        try:
+            task = self._tasks.get(timeout=self._idle_s)
+        except queue.Empty:
+            return self._do_idle
+        self._idle_s = None if self._idle is None else 0.0  # the task may have left something to do
+        return task
+
+    def _do_idle(self) -> None:
+        assert self._idle is not None
+        self._idle_s = _AFTER_ERROR_S  # if it raises
+        self._idle_s = self._idle()
 
 
 def as_exception(error: BaseException) -> Exception:

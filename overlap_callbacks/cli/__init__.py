@@ -78,6 +78,10 @@ _COMMANDS = {
         "check": ("check", "command", "Test a run, or a job that is run first, against limits."),
         "analyze": ("traces", "analyze", "Print the overlap in trace files of one rank or several."),
     },
+    "While a job runs": {
+        "ask": ("ask", "command", "Ask a running job to measure now, or not at all, or how it is."),
+        "watch": ("watch", "command", "Show the results of a running job as they come."),
+    },
     "See more of it": {
         "compare": ("traces", "compare", "Compare two traces of a rank: with overlap, and without."),
         "traffic": ("traffic", "command", "Print who sends how much to whom in a step."),

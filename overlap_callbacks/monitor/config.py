@@ -91,6 +91,8 @@ class MonitorConfig:
     annotate_steps: bool = False
     quick: bool = False
     causal: bool = False
+    ask: str = "user"
+    ask_signal: str | None = None
     framework: str = ""
     hosts: bool = True
     configuration: dict[str, Setting] = field(default_factory=dict, init=False)
@@ -202,7 +204,7 @@ _OTHER_NAMES = {
 _FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps", "quick", "causal")
 _TIMEOUTS = ("order_timeout_s", "report_timeout_s")
 _COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
-_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS, "detail"))  # these must not be None
+_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS, "detail", "ask"))  # these must not be None
 # How each of the other options is checked, called with its name and value. Returns the value to keep.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_FLAGS, _validation.flag),
@@ -214,6 +216,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "precision": _checked_precision,
     "settings": _checked_settings,
     "detail": functools.partial(_validation.one_of, allowed=DETAILS),
+    "ask": functools.partial(_validation.one_of, allowed=("user", "group", "off")),
+    "ask_signal": functools.partial(_validation.one_of, allowed=("SIGUSR1", "SIGUSR2")),
 }
 # At most one of these may give the FLOP of a step.
 _SIZES = ("flop_per_step", "model_parameters", "model_preset")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec
+
+import msgspec
+import numpy as np
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.request import Status
+from overlap_callbacks.analysis.step_vectors import PARTS
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
+from overlap_callbacks.monitor.background.desk import View
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.sampling import SamplingRunner
@@ -19,6 +28,7 @@ from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
+from overlap_callbacks.monitor.window_cost import STEPS_BEFORE
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
@@ -41,6 +51,9 @@ class StepDriver:
         )
         self.ring = StepRing()
         self.slot = SessionSlot(config, gate, self.faults, self.ring)
+        this = weakref.ref(self)  # other threads must not keep alive a monitor that its user has dropped
+        self.slot.last_step = lambda: sys.maxsize if (driver := this()) is None else driver.last_step
+        self.slot.view = lambda: None if (driver := this()) is None else driver.view()
         self.switch = self.slot.switch
         self.last_step = -1  # number of the latest step; -1 before the first
         self.unused = ""  # what is wrong if no step ever begins; empty if that may be
@@ -71,6 +84,32 @@ class StepDriver:
     def pinned_mode(self) -> Mode | None:
         """The mode pinned by the user; None if none is."""
         return self.runner.mode if isinstance(self.runner, PinnedRunner) else None
+
+    def view(self) -> View | None:
+        """Where the job is, from any thread; None if only step times are measured."""
+        runner, step, window = self.window_runner, self.last_step, self.slot.window
+        if isinstance(runner, TimingRunner):
+            return None
+        course, vectors = runner.course, self.ring.vectors()
+        last = vectors.where(vectors.ordinary & (vectors.step_ns > 0)).where(slice(-STEPS_BEFORE, None))
+        parts_ms = last.parts_ns.mean(axis=0) / 1e6 if len(last) else np.zeros(len(PARTS))
+        is_known = len(vectors.steps) > 0 and int(vectors.steps[-1]) == step - 1
+        begun_ns = int(vectors.begun_ns[-1] + vectors.step_ns[-1]) if is_known else None
+        status = Status(
+            state="off" if not self.active else "pinned" if self.pinned_mode is not None else course.state,
+            step=step,
+            running_s=None if begun_ns is None else (time.perf_counter_ns() - begun_ns) / 1e9,
+            step_ms=float(np.median(last.step_ns)) / 1e6 if len(last) else None,
+            parts_ms={name: float(mean) for name, mean in zip(PARTS, parts_ms, strict=True) if mean > 0},
+            every_n_steps=course.own.every_n_steps,
+            num_windows=runner.num_opened,
+            window=None if window is None else window.number,
+            steps_left=runner.steps_left,
+        )
+        view = View(status, course.schedule, course.own, max(course.skip.next_window, course.backoff.next_window))
+        if course.is_stopped or not self.active:
+            return view
+        return view._replace(status=msgspec.structs.replace(status, next_window=view.opens_at(step + 1)))
 
     def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run the library's own work; see ``FaultGuard.run``. If a signal handler raises, the window is abandoned."""

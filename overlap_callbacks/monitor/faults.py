@@ -125,7 +125,7 @@ class FaultGuard:
         self._wake = weakref.WeakMethod(wake)
         self._reported: Exception | None = None
         self.refusal: Refusal | None = None  # not acted on yet
-        self._failed = False
+        self._failed = self._is_woken = False
 
     # -- on the training thread
 
@@ -159,11 +159,12 @@ class FaultGuard:
 
     @property
     def pending(self) -> bool:
-        """Whether a thread of the library has reported an error that is not raised yet."""
-        return self._reported is not None or self.refusal is not None
+        """Whether a thread of the library has reported an error that is not raised yet, or calls for ``begin``."""
+        return self._reported is not None or self.refusal is not None or self._is_woken
 
     def raise_reported(self) -> None:
         """Raise what a thread of the library reported, if anything; called by ``run``."""
+        self._is_woken = False
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             _call(self._stop)
@@ -179,6 +180,11 @@ class FaultGuard:
         """Keep a thread's error for the training thread's next step, and let collectives pass from now on."""
         self._gate.stop()
         self._reported = error
+        _call(self._wake)
+
+    def wake(self) -> None:
+        """Make the training thread look, before its next step, at what a thread has left for it."""
+        self._is_woken = True
         _call(self._wake)
 
     def refused(self, refusal: Refusal) -> None:

@@ -153,9 +153,9 @@ class AdapterApi:
         self._driver.notices.announce(message)
 
     def attached(self, next_step: int, unused: str, target: object = None) -> None:
-        """Agree with the other ranks whether to measure, and say on rank 0 what will be measured.
+        """Agree with the other ranks whether to measure, and say on rank 0 what will be. An adapter calls it last.
 
-        An adapter calls it last. Waits a short time for the other ranks; those that come later are heard later.
+        Waits a short time for the other ranks; those that come later are heard later.
 
         Args:
             next_step: number of the first step that the monitor will see.
@@ -237,6 +237,7 @@ class OverlapMonitor(AdapterApi):
         annotate_steps: name the steps of windows in profiles of your own, by ``record_function`` and NVTX.
         quick: windows back to back first, outside the budget, until step time is known to 5 points; at most 10 minutes.
         causal: in every second window, delay collectives by known times instead: which of them hold the step up?
+        ask, ask_signal: who may ask the job with ``overlap ask``: its user, its group or nobody; a signal that does so.
         framework: the adapter in use, for the record.
         hosts: whether hosts may be named; if not, they have numbers in all that is written.
 
@@ -274,11 +275,12 @@ class OverlapMonitor(AdapterApi):
         annotate_steps: bool = False,
         quick: bool = False,
         causal: bool = False,
+        ask: str = "user",
+        ask_signal: str | None = None,
         framework: str = "",
         hosts: bool = True,
     ) -> None:
-        options = dict(locals())  # all parameters
-        del options["self"]
+        options = {name: value for name, value in locals().items() if name != "self"}
         folder = options["run_dir"] = default_run_folder() if run_dir is None else Path(run_dir)
         options["schedule"] = Schedule() if schedule is None else schedule
         options["sinks"] = default_sinks(folder, detail) if sinks is None else sinks
@@ -348,11 +350,7 @@ class OverlapMonitor(AdapterApi):
         driver.guarded(driver.begin, step, nested)
 
     def step_end(self, step: int | None = None) -> None:
-        """Mark the end of the open step.
-
-        Args:
-            step: its number, as a check; optional.
-        """
+        """Mark the end of the open step. ``step``: its number, as a check; optional."""
         driver = self._driver
         if driver.open and not driver.in_runner_step and (step is None or step == driver.last_step):
             driver.open = False
@@ -426,8 +424,7 @@ class OverlapMonitor(AdapterApi):
         overlapped: it is recorded for the order check, which must pass first. Modes may then change at each step.
         ``mode`` is the mode of the open step.
 
-        Raises:
-            TypeError: not a ``Mode`` or None.
+        Raises TypeError if it is something else.
         """
         if mode is not None and not isinstance(mode, Mode):
             raise TypeError(f"mode must be Mode.OVERLAPPED, Mode.SEQUENTIAL or None, got {mode!r}")

@@ -123,6 +123,7 @@ class Schedule:
     _offsets: tuple[Plan | None, ...] = field(init=False, repr=False, compare=False, default=())
     # Windows are numbered as if one began every so many steps, at most ``every_n_steps``; 0 if they do begin so.
     _numbered_by: int = field(init=False, repr=False, compare=False, default=0)
+    _first_number: int = field(init=False, repr=False, compare=False, default=0)  # of the window at ``first_step``
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -321,8 +322,18 @@ class Schedule:
 
     def numbered_by(self, steps: int) -> Schedule:
         """The same schedule, with the window numbers of one whose windows begin every ``steps`` steps."""
-        schedule = replace(self)
+        schedule = self.moved()
         object.__setattr__(schedule, "_numbered_by", steps)
+        return schedule
+
+    def moved(
+        self, first_step: int | None = None, every_n_steps: int | None = None, first_number: int | None = None
+    ) -> Schedule:
+        """The same windows at other steps: the first one, with this number, at ``first_step``. None for unchanged."""
+        first_step = self.first_step if first_step is None else first_step
+        schedule = replace(self, first_step=first_step, every_n_steps=every_n_steps or self.every_n_steps)
+        number = self._first_number if first_number is None else first_number
+        object.__setattr__(schedule, "_first_number", number)
         return schedule
 
     def plan(self, step: int) -> Plan | None:
@@ -333,6 +344,7 @@ class Schedule:
         plan = self._offsets[offset]
         if self._numbered_by:
             window = window * self.every_n_steps // self._numbered_by
+        window += self._first_number
         return plan if window == 0 or plan is None else replace(plan, window=window)
 
     def steps_left(self, step: int) -> int:
@@ -342,6 +354,12 @@ class Schedule:
     def is_decided_at(self, step: int) -> bool:
         """Whether this is the first step of its window that depends on the ruling."""
         return (step - self.first_step) % self.every_n_steps == self.decided_at
+
+    def number_at(self, step: int) -> int:
+        """Number of the first window that starts at or after ``step``: no earlier one has it, or a larger one."""
+        plan = self.plan(self.next_window_step(step))
+        assert plan is not None
+        return plan.window
 
     def next_window_step(self, step: int) -> int:
         """First step of the first window that starts at or after ``step``."""

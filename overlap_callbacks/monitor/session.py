@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import platform
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -31,14 +32,18 @@ from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
+from overlap_callbacks.monitor.background.desk import Desk, View
+from overlap_callbacks.monitor.background.listener import Listener
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.parts import PartsOfRanks
+from overlap_callbacks.monitor.background.plans import Plans
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.roll_call import RollCall
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
 from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.course import Course
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.keeping import Keeping
 from overlap_callbacks.monitor.race.ballot import Ballot
@@ -58,6 +63,8 @@ class Session:
         faults: FaultGuard,
         ring: StepRing,
         write_page: Callable[[Path], Path] | None = None,
+        view: Callable[[], View | None] = lambda: None,
+        last_step: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self.job = job
         group: Any = weakref.ref(dist.group.WORLD)
@@ -76,6 +83,7 @@ class Session:
             if search is None or job.rank
             else Deciding(search, keeps=isinstance(config.decide, Keep), arms=config.arms or ())
         )  # on rank 0, shared likewise
+        self.plans = Plans(channel, last_step, faults.wake)
         self.causes = Causes(self.budget, chooses=config.causal and not job.rank)
         # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
@@ -110,8 +118,11 @@ class Session:
             timeout_s=config.order_timeout_s,
             budget=self.budget,
             deciding=self.deciding,
+            plans=self.plans,
             on_error=report_error,
         )
+        desk = Desk(config, self.budget, self.plans, view, self.order_checker.submit, job.world_size)
+        self.listener = Listener.of(desk, config, faults.notices) if not job.rank else None
         try:
             self.order_checker.open()
             self.reporter.open()
@@ -119,12 +130,16 @@ class Session:
             self.order_checker.close(1.0)
             self.reporter.close(1.0)
             raise
+        if self.listener is not None:
+            self.listener.start()
         other_profilers.watch()
         self.ballot = Ballot(channel, config.order_timeout_s)
 
     def close(self, timeout_s: float, *, settle: bool) -> None:
         """End all threads; see ``Reporter.close``."""
         other_profilers.unwatch()
+        if self.listener is not None:
+            self.listener.close(1.0)
         self.order_checker.close(1.0)
         self.ballot.close()
         self.reporter.close(timeout_s, settle=settle, others=[self.order_checker.exchange])
@@ -189,6 +204,8 @@ class SessionSlot:
         self._is_measuring = False  # the session may run windows
         self._roll_call: RollCall | None = None
         self.write_page: Callable[[Path], Path] | None = None  # writes the page of a record, and returns its path
+        self.view: Callable[[], View | None] = lambda: None  # of the training thread, for others
+        self.last_step: Callable[[], int] = lambda: sys.maxsize  # the same of its latest step
 
     def call_roll(self, job: Job, *, timed_only: bool) -> RollCall:
         """Ask the ranks whether all of them can measure; rank 0 checks its sinks, which the other ranks do not use."""
@@ -226,7 +243,7 @@ class SessionSlot:
         if job is None or (self._session is None and (self.gate.taken or not opens)):
             return None
         if self._session is None:
-            self._session = Session(job, self.config, self.faults, self.ring, self.write_page)
+            self._session = self._new(job)
         return self._session if self._session.group() is dist.group.WORLD else None
 
     def _open(self) -> Session | None:
@@ -248,7 +265,31 @@ class SessionSlot:
                 raise RuntimeError(why)
             self.faults.switch_off("second", f"{why}; this one is switched off, training goes on [OC109]")
             return None
-        return self._session or Session(job, self.config, self.faults, self.ring, self.write_page)
+        return self._session or self._new(job)
+
+    def _new(self, job: Job) -> Session:
+        return Session(job, self.config, self.faults, self.ring, self.write_page, self.view, self.last_step)
+
+    def next_plan_step(self, step: int) -> int:
+        """The first step after ``step`` at which ``follow`` must be called."""
+        return sys.maxsize if self._session is None else self._session.plans.next_step(step)
+
+    def is_stopped_at(self, step: int, course: Course) -> bool:
+        """Whether an open window ends by what was asked from outside, at the step that all ranks were told."""
+        return course.is_stopped_by(None if self._session is None else self._session.plans.at(step))
+
+    def follow(self, step: int, course: Course) -> None:
+        """Follow what was asked from outside, from the step on that all ranks were told; no window is open."""
+        session = self._session
+        plan = None if session is None else session.plans.at(step)
+        if session is None or plan is None or not plan.decided:
+            return
+        session.reporter.schedule = course.follow(plan)
+        session.plans.followed(plan)
+        if not course.is_quick:
+            session.reporter.submit_answer()  # of a quick look that this ends
+        elif not session.job.rank:
+            session.quick = session.reporter.quick = QuickLook()
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate, and stop the instruments of an open window.

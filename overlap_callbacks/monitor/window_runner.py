@@ -16,12 +16,12 @@ from overlap_callbacks.gate.delays import delayable
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
-from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
+from overlap_callbacks.monitor.background.budget import Skip
 from overlap_callbacks.monitor.background.causes import OwnCalls, encoded_calls, keys_of
 from overlap_callbacks.monitor.background.deciding import ChosenArm
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
-from overlap_callbacks.monitor.background.quick import quick_schedule
 from overlap_callbacks.monitor.background.submissions import RecordedKinds, WindowConfig
+from overlap_callbacks.monitor.course import Course
 from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
@@ -162,15 +162,12 @@ class WindowRunner(StepRunner):
         self.tokens_per_step = config.tokens_per_step  # of the whole job; None if not known
         self.model_chunks = 1  # of an interleaved pipeline, on this rank
         self.num_opened = 0  # number of windows opened so far
-        # Whether windows follow one another back to back; the same on every rank, but for those that heard no ruling.
-        self._quick = config.quick
+        self.course = Course(config)
         self._decides = config.decide is not None  # rank 0 chooses the arms of windows that are not back to back
-        self._schedule = quick_schedule(config.schedule) if config.quick else config.schedule
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None exactly when the phase is IDLE
         self._step, self._rewinds = -1, 0
-        self._backoff = SilenceBackoff(config.max_overhead)
-        self._pace, self._ring, self._skip = StepPace(), ring, Skip("", 0)
+        self._pace, self._ring = StepPace(), ring
         self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
         self._keeping, self.stretches = slot.keeping, Stretches(slot)
@@ -181,14 +178,13 @@ class WindowRunner(StepRunner):
 
     @property
     def steps_left(self) -> int:
-        return 0 if self._window is None else self._window.schedule.steps_left(self._step)
+        return 0 if (window := self._window) is None else window.schedule.steps_left(self._step)
 
     def rewind(self) -> None:
         """The step number went back: window numbers may repeat."""
         self._rewinds += 1
-        self._backoff.rewind()
         self.stretches.rewind()
-        self._skip = Skip("", 0)
+        self.course.start_over()
         self.next_step = 0
 
     # -- a step
@@ -196,17 +192,21 @@ class WindowRunner(StepRunner):
     def begin(self, step: int) -> None:
         self._step = step
         self.stretches.step_began(step)
+        if self._slot.is_stopped_at(step, self.course) and (self._window is not None or self._keeping.is_under_way):
+            self.abandon("measuring was stopped from outside [OC147]")
+        if self._window is None:
+            self._slot.follow(step, self.course)
         begun_ns = clocks.now()
         if self._window is None:
             self._pace.step_began(step, begun_ns)
         else:
             self._window.cost.window_step_began(begun_ns)
             self._window.cost.enter(begun_ns)
-        plan = (self._schedule if self._window is None else self._window.schedule).plan(step)
+        plan = (self.course if self._window is None else self._window.schedule).plan(step)
         if plan is not None and plan.offset == 0:
-            if plan.window < self._skip.next_window:
+            if plan.window < self.course.skip.next_window:
                 self._skip_unopened(plan.window, step)
-            elif plan.window >= self._backoff.next_window:
+            elif plan.window >= self.course.backoff.next_window:
                 self._open(plan, begun_ns)
         if self._window is None:
             # A window cut short within a step may have left the switch to be turned here, between two steps.
@@ -215,7 +215,7 @@ class WindowRunner(StepRunner):
             self._await_next_window()
             return
         self.next_step = 0  # call ``begin`` at every step of a window
-        if self._phase is Phase.WAITING_FOR_RULING and self._schedule.is_decided_at(step):
+        if self._phase is Phase.WAITING_FOR_RULING and self.course.schedule.is_decided_at(step):
             self._await_ruling(self._window)
             if self._window is None:
                 return
@@ -252,7 +252,7 @@ class WindowRunner(StepRunner):
     def _end_recorded_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
         if not step.skipped:
             window.recorded.append(step.log)
-        if step.plan.offset < self._schedule.recorded_steps - 1:
+        if step.plan.offset < self.course.schedule.recorded_steps - 1:
             return
         if not window.recorded:
             self._close_unreported(window, f"its recorded steps were skipped ({step.skipped}) [OC303]")
@@ -283,26 +283,25 @@ class WindowRunner(StepRunner):
 
     def _await_ruling(self, window: _OpenWindow) -> None:
         """Wait a bounded time for the ruling and act on it; after a wait in vain, windows are skipped."""
-        step_s = window.marks.age_s / self._schedule.decided_at
+        step_s = window.marks.age_s / self.course.schedule.decided_at
         asked_s = time.monotonic()
         ruling = window.session.order_checker.await_ruling()
         if ruling.decision is Decision.LATE:
             waited_s = time.monotonic() - asked_s
-            self._backoff.not_heard(window.marks.number, waited_s, step_s * self._schedule.every_n_steps)
+            self.course.backoff.not_heard(window.marks.number, waited_s, step_s * self.course.schedule.every_n_steps)
         elif ruling.decision is not Decision.FAILED:
-            self._backoff.all_heard()
+            self.course.backoff.all_heard()
         self._act_on(ruling, window)
-        if self._quick and not ruling.quick:
+        if self.course.is_quick and not ruling.quick:
             self._end_quick(window.session)
 
     def _end_quick(self, session: Session) -> None:
         """Go on by the job's own schedule, and give the answer so far.
 
         A rank that hears no ruling ends it alone; then the others hear nothing from that rank at the next window, and
-        end it too. Windows keep the numbers that those back to back would have, so none comes twice.
+        end it too.
         """
-        self._quick = False
-        self._schedule = self._slot.config.schedule.numbered_by(self._schedule.every_n_steps)
+        self.course.end_quick()
         if self._window is None:
             self._await_next_window()
         session.reporter.submit_answer()
@@ -331,22 +330,22 @@ class WindowRunner(StepRunner):
                 self._notices.warn_once("step_mismatch", f"a window is left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
-                self._skip = Skip(ruling.reason, ruling.next_window)
-                why = window.session.budget.postponed(self._schedule, self._step)
-                self._vote_to_keep(ruling, window, window.marks.first_step + self._schedule.soon_decided)
+                self.course.skip = Skip(ruling.reason, ruling.next_window)
+                why = window.session.budget.postponed(self.course.schedule, self._step)
+                self._vote_to_keep(ruling, window, window.marks.first_step + self.course.schedule.soon_decided)
                 if why:
                     self._notices.announce_once("postponed", why)
                 self._close_unreported(window, ruling.reason, is_said=bool(why))
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
-                self._notices.info(f"windows before number {self._backoff.next_window} are left out [OC217]")
+                self._notices.info(f"windows before number {self.course.backoff.next_window} are left out [OC217]")
                 self.abandon(ruling.reason)
             case Decision.FAILED:
                 self.abandon(ruling.reason)
 
     def _vote_to_keep(self, ruling: Ruling, window: _OpenWindow, from_step: int) -> None:
         # Without a step between this window and the next one, there is nothing to vote on.
-        if ruling.keep and from_step < self._schedule.next_window_step(window.marks.first_step + 1):
+        if ruling.keep and from_step < self.course.schedule.next_window_step(window.marks.first_step + 1):
             session = window.session
             self._keeping.vote(session.channel, session.ballot, self.arms.named(ruling.keep), ruling.name, from_step)
 
@@ -354,7 +353,7 @@ class WindowRunner(StepRunner):
 
     def _open(self, plan: Plan, begun_ns: int) -> None:
         session = self._slot.acquire()  # the time to open it is part of the window's cost
-        names, decides = self.arms.names, self._decides and not self._quick
+        names, decides = self.arms.names, self._decides and not self.course.is_quick
         bound = None if session is None or decides else self.arms.of_window(plan.window)
         if session is not None and decides:
             # The arm comes with rank 0's ruling. All ranks must have the same ones.
@@ -370,23 +369,23 @@ class WindowRunner(StepRunner):
         marks = Window(
             plan.window, self._step, self._gate, self._switch, session.meter, arm=bound.arm, ranges=self._ranges
         )
-        if marks.on_device and not self._schedule.warmup_steps:
+        if marks.on_device and not self.course.schedule.warmup_steps:
             marks.note(
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
                 "still run on other streams [OC334]"
             )
-        marks.quick = self._quick
+        marks.quick = self.course.is_quick
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
         form = "gate" if self._switch.native is None else self._switch.native.name
-        options = {**self._schedule.as_dict(), "sequential": form, "arms": names}
+        options = {**self.course.schedule.as_dict(), "sequential": form, "arms": names}
         config = WindowConfig(
             step=marks.first_step,
             options={**options, "decide": repr(self._slot.config.decide), "causal": self._slot.config.causal},
-            control=self._schedule.control,
+            control=self.course.schedule.control,
             serialises=bound.arm.sequential,
         )
-        self._window = _OpenWindow(marks, session, bound, self._schedule, config, cost)
+        self._window = _OpenWindow(marks, session, bound, self.course.schedule, config, cost)
         self._slot.window = marks  # closed with the slot, should the job end without notice
         self._phase = Phase.RECORDING
 
@@ -416,7 +415,7 @@ class WindowRunner(StepRunner):
         if (session := self._slot.acquire()) is not None:
             if session.deciding is not None and session.deciding.has_slowed(window):
                 self._keeping.has_slowed(first_step)
-            session.reporter.submit_left_out(window, first_step, self._skip.reason)
+            session.reporter.submit_left_out(window, first_step, self.course.skip.reason)
 
     def _close_unreported(self, window: _OpenWindow, reason: str, *, is_said: bool = False) -> None:
         """Close the window without a report; with a line, unless the reason was said."""
@@ -444,8 +443,9 @@ class WindowRunner(StepRunner):
 
     def _await_next_window(self) -> None:
         """Wait for the next window; until then only the steps around windows are observed."""
-        next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
-        self.next_step = min(next_step, self._keeping.next_step, self.stretches.next_step)
+        next_step = self._pace.next_step(self._step, self.course.next_window_step(self._step + 1))
+        next_step = min(next_step, self._keeping.next_step, self._slot.next_plan_step(self._step))
+        self.next_step = min(next_step, self.stretches.next_step)
 
     def _key(self, window: Window) -> str:
         """Name of a window in the store, unique after a rewind. Not by its step, so that differing ranks still meet."""

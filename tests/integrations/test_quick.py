@@ -237,7 +237,7 @@ def test_windows_wait_for_the_reports_of_earlier_ones() -> None:
 def test_windows_do_not_wait_for_a_report_that_is_lost() -> None:
     look = QuickLook(lambda: 0.0)
     reporter: Any = object.__new__(Reporter)
-    reporter._quick, reporter._budget = look, WindowBudget(None)
+    reporter.quick, reporter._budget = look, WindowBudget(None)
     reporter._worker = SimpleNamespace(submit=lambda task: False)  # too many reports are waiting
     lost: Any = SimpleNamespace(quick=True, number=0, cost=None)
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,8 @@ class Bench:
             acquire=lambda: session, acquire_for_parts=lambda opens: None, race=race,
             config=config or MonitorConfig(), gate=self.gate, switch=self.switch,
             notices=self.notices, faults=self.faults, keeping=Keeping(self.switch, self.notices),
+            next_plan_step=lambda step: sys.maxsize, is_stopped_at=lambda step, course: False,
+            follow=lambda step, course: None,
         )  # fmt: skip
 
     def _note_stop(self) -> None:

@@ -76,9 +76,23 @@ class WindowBudget:
         self._num_quiet = 0
         self.charged_s = 0.0  # of all windows
         self._saves = False  # the latest window is saved
+        self._exempt: set[int] = set()  # windows outside the budget
+
+    def exempt(self, window: int, *, exempt: bool) -> None:
+        """Take a window out of the budget, or back into it: it is measured at any time, and charged nothing."""
+        (self._exempt.add if exempt else self._exempt.discard)(window)
+
+    def unpaid_s(self) -> float | None:
+        """Time until a window is within the budget, at least 0; None if the cost of one is not known yet."""
+        with self._lock:
+            if self._unknown:
+                return None if self._max_overhead is not None else 0.0
+            return max(0.0, self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3) - self._now_ns() / 1e9)
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
         """Note a window that has ended: when it opened, how long it took. None is measured until its cost is known."""
+        if window in self._exempt:
+            return
         with self._lock:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
             self._began = window, opened_ns / 1e9
@@ -98,6 +112,8 @@ class WindowBudget:
         ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
         """
         self.note(report)
+        if report.window in self._exempt:
+            return 0.0
         with self._lock:
             self._unknown.pop(report.window, None)
             known_s = self._charge_late(late_ms)
@@ -120,6 +136,8 @@ class WindowBudget:
         """Charge a window without a report what it cost; ``late_ms`` as in ``record``."""
         with self._lock:
             self._unknown.pop(window, None)
+            if window in self._exempt:
+                return
             self._charge_late(late_ms)
             self._owe(opened_ns / 1e9, cost_s)
             self._reason = "an arm was tried in one step, or collectives were delayed, which training pays for first"
@@ -142,7 +160,7 @@ class WindowBudget:
 
     def skip(self, window: int | None) -> Skip | None:
         """Whether to skip a window, and some after it. None if not, and for a pinned mode, which has no window."""
-        if window is None or self._max_overhead is None:
+        if window is None or window in self._exempt or self._max_overhead is None:
             return None
         with self._lock:
             self._postponed = None

@@ -25,6 +25,7 @@ from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_c
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
 from overlap_callbacks.monitor.background.deciding import ChosenArm, Deciding
+from overlap_callbacks.monitor.background.plans import Plans
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.submissions import (
@@ -85,6 +86,7 @@ class Ruling(msgspec.Struct, frozen=True):
     trial: bool = False  # only one step is turned
     keep: str = ""
     delayed: DelayedSet | None = None  # what a causal window delays; None for other windows
+    session: str = ""  # rank 0's, whose plans count; see ``Plans``
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie (None in a trial and a causal window), the
@@ -131,7 +133,7 @@ class OrderChecker:
 
     The ranks' sequences must arrive within ``timeout_s``. Rank 0 asks the budget whether a window is too expensive.
     ``on_error`` receives errors on the checker's thread, which alone uses ``exchange`` until ``close()``. ``deciding``
-    chooses the arms of windows, on rank 0 of a job that decides.
+    chooses the arms of windows, on rank 0 of a job that decides; the thread looks for ``plans`` while it is idle.
 
     ``patience_s``: maximum time that the training thread waits for a ruling.
     """
@@ -143,15 +145,17 @@ class OrderChecker:
         timeout_s: float,
         budget: WindowBudget,
         deciding: Deciding | None = None,
+        plans: Plans | None = None,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._channel = channel
+        self._plans = plans
         self.exchange = Exchange(channel, Tree.of(channel.job), "order", answered=True)
         self._verdicts = Verdicts()
         self._timeout_s = timeout_s
         self._budget = budget
         self._deciding = deciding
-        self._worker = Worker("overlap-callbacks-order", on_error)
+        self._worker = Worker("overlap-callbacks-order", on_error, idle=None if plans is None else plans.look)
         self._stop = threading.Event()
         self._check: _Check | None = None  # the latest one
         self._all_heard = False
@@ -169,6 +173,12 @@ class OrderChecker:
         """Connect to the store while its server is alive; see ``Reporter.open``."""
         self._worker.submit(self._channel.open)
         self._worker.submit(self.exchange.open)
+        if self._plans is not None:
+            self._worker.submit(self._plans.open)
+
+    def submit(self, task: Callable[[], object]) -> bool:
+        """Run a task on the checker's thread; False if too many wait."""
+        return self._worker.submit(task)
 
     def start(
         self,
@@ -215,6 +225,8 @@ class OrderChecker:
     def close(self, timeout_s: float) -> None:
         """End the thread and abandon a running check. The caller must delete its messages."""
         self._stop.set()
+        if self._plans is not None and self._worker.started:
+            self._worker.submit(self._plans.leave)
         self._worker.close(timeout_s)
 
     def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
@@ -246,7 +258,10 @@ class OrderChecker:
                 chosen=chosen,
                 keep=keep,
                 verdicts=self._verdicts,
+                session="" if self._plans is None else self._plans.session,
             )
+            if self._plans is not None and check.ruling.session:
+                self._plans.session = check.ruling.session
         except Exception as error:
             if check.given_up:
                 self._channel.connection.renew()  # if the store was suspended, all waiting calls fail: reconnect
@@ -286,6 +301,7 @@ def check_order(
     keep: str = "",
     verdicts: Verdicts | None = None,
     quick: bool = False,
+    session: str = "",
 ) -> Ruling:
     """One rank's part of the order check; see ``OrderChecker.start``. Waiting ends early when ``stop`` returns True.
 
@@ -317,7 +333,8 @@ def check_order(
         if ruling.decision in (Decision.GRANTED, Decision.SKIPPED):
             ruling = msgspec.structs.replace(ruling, keep=keep)
         # If rank 0 has gone on without its ruling, it has ended the quick look.
-        ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8), quick=quick and not stop())
+        quick = quick and not stop()
+        ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8), quick=quick, session=session)
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling
 

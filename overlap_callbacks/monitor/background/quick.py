@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from overlap_callbacks.analysis.headline import run_verdict, step_change
@@ -29,7 +28,7 @@ _MOST_WAITING = 2
 
 def quick_schedule(schedule: Schedule) -> Schedule:
     """The same windows, back to back."""
-    return replace(schedule, every_n_steps=min(schedule.every_n_steps, schedule.window_steps + _FREE_STEPS))
+    return schedule.moved(every_n_steps=min(schedule.every_n_steps, schedule.window_steps + _FREE_STEPS))
 
 
 def is_answered(sinks: Sequence[Sink]) -> bool:

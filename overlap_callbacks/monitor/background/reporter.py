@@ -133,14 +133,14 @@ class Reporter:
         self._job = channel.job
         self._channel = channel
         self._exchange = Exchange(channel, Tree.of(channel.job), "report", answered=False)
-        self._schedule = config.schedule
+        self.schedule = config.schedule  # of the windows to come
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run, self._environment, self._hide = run, environment, hide
         self._workload = config.workload
         self._in_record = _InRecord()
         self._timeout_s = config.report_timeout_s
         self._budget = budget
-        self._quick = quick
+        self.quick = quick
         self._deciding = deciding
         self._causes = causes or Causes(budget, chooses=False)
         self._write_page = write_page
@@ -186,8 +186,8 @@ class Reporter:
         """Measure a window, gather it under ``key`` and report it. Rank 0 alone measures a trial."""
         if not window.quick:
             self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
-        elif self._quick is not None:
-            self._quick.submitted()
+        elif self.quick is not None:
+            self.quick.submitted()
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             self._done(window)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting [OC601]", window.number)
@@ -196,12 +196,12 @@ class Reporter:
         """There is a report of a window that was submitted, or there will be none."""
         cost = window.cost
         self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
-        if window.quick and self._quick is not None:
-            self._quick.done()
+        if window.quick and self.quick is not None:
+            self.quick.done()
 
     def submit_answer(self) -> None:
         """Give the quick answer, once the windows before it are reported."""
-        if self._quick is not None:
+        if self.quick is not None:
             self._worker.submit(self._give_answer)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
@@ -284,8 +284,8 @@ class Reporter:
         report = report_of(
             part,
             world_size=self._job.world_size,
-            every_n_steps=(quick_schedule(self._schedule) if window.quick else self._schedule).every_n_steps,
-            control=self._schedule.control,
+            every_n_steps=(quick_schedule(self.schedule) if window.quick else self.schedule).every_n_steps,
+            control=self.schedule.control,
             quick=window.quick,
             other_arm=arm is not None and not arm.sequential,
             problems=[f"no report came from {name_ranks(silent)} [OC330]"] if silent else [],
@@ -310,8 +310,8 @@ class Reporter:
         report = msgspec.structs.replace(self._in_record.without(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)
-        if window.quick and self._quick is not None:
-            self._quick.record(report)
+        if window.quick and self.quick is not None:
+            self.quick.record(report)
         logger.info("%s", summary(report))
         _log_race_check(report.race)
         self._open_sinks()
@@ -373,7 +373,7 @@ class Reporter:
             self._sinks.arm_block(window.number, window.first_step, window.compared_with, measured)
 
     def _give_answer(self) -> None:
-        quick, self._quick = self._quick, None
+        quick, self.quick = self.quick, None
         if quick is None:
             return
         message = quick.message(self._sinks.record, self._write_page)

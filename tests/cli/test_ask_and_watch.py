@@ -1,0 +1,148 @@
+"""``overlap ask`` without a job that answers, and ``overlap watch`` of a record that is being written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlap_callbacks.analysis.results.request import ANSWERS_FILE, REQUEST_FILE, JobAnswer, Status
+from overlap_callbacks.monitor.background.mailbox import Mailbox
+from overlap_callbacks.sinks import JsonlSink
+from tests import schemas
+from tests.commands import invoke
+from tests.margins import PATIENCE_S
+from tests.monitor.jobs import wait_until
+from tests.report.runs import run_info, window
+
+STATUS = Status(state="windows", step=7, running_s=0.1, every_n_steps=500, num_windows=0)
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Iterator[JsonlSink]:
+    """A record that is being written."""
+    sink = JsonlSink(tmp_path / "run")
+    sink.open(run_info())
+    sink.log(window(0))
+    yield sink
+    sink.close()
+
+
+def test_nobody_answers(tmp_path: Path, sink: JsonlSink) -> None:
+    result = invoke("ask", str(tmp_path / "run"), "window", "--timeout", "0.3")
+    assert result.exit_code == 3
+    assert "no answer within 0.3 s" in result.stderr
+    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+
+
+def test_the_job_has_ended(tmp_path: Path, sink: JsonlSink) -> None:
+    sink.close()
+    result = invoke("ask", str(tmp_path), "window", "--timeout", "60")
+    assert result.exit_code == 2
+    assert "the job has ended" in result.stderr
+    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "words", [["nowhere", "status"], ["run", "windw"], ["run", "every=0"], ["run", "stop", "--now"]]
+)
+def test_what_cannot_be_asked(
+    words: list[str], tmp_path: Path, sink: JsonlSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("ask", *words)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+
+
+@pytest.mark.parametrize("outcomes", [["done"], ["busy", "busy", "done"], ["refused"]])
+def test_the_answer_is_printed_and_asked_again_while_the_job_is_busy(
+    outcomes: list[str], tmp_path: Path, sink: JsonlSink
+) -> None:
+    mailbox = Mailbox(tmp_path / "run", group=False, refused=pytest.fail)
+
+    def answer() -> None:
+        for outcome in outcomes:
+            while (request := mailbox.take()) is None:
+                time.sleep(0.01)
+            mailbox.answer(JobAnswer(id=request.id, text=f"\x1b[31m{outcome}", outcome=outcome, status=STATUS))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    result = invoke("ask", str(tmp_path / "run"), "every=40", "--json")
+    thread.join()
+    schemas.validator("ask").validate(json.loads(result.stdout))
+    assert json.loads(result.stdout)["outcome"] == outcomes[-1]
+    assert "\x1b" not in result.stdout
+    assert result.exit_code == (2 if outcomes[-1] == "refused" else 0)
+
+
+def test_a_request_of_another_is_left_alone(tmp_path: Path, sink: JsonlSink) -> None:
+    (tmp_path / "run" / REQUEST_FILE).write_text("of another")
+    assert invoke("ask", str(tmp_path / "run"), "stop", "--timeout", "0.3").exit_code == 3
+    assert (tmp_path / "run" / REQUEST_FILE).read_text() == "of another"
+    assert not (tmp_path / "run" / ANSWERS_FILE).exists()
+
+
+def watching(run: Path, **streams: int) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "overlap_callbacks", "watch", str(run), "--every", "0.1"]
+    return subprocess.Popen(line, text=True, env={**os.environ, "COLUMNS": "100", "LINES": "40"}, **streams)
+
+
+def test_a_run_is_watched_to_its_end_without_a_terminal(tmp_path: Path, sink: JsonlSink) -> None:
+    with (tmp_path / "shown").open("w") as shown:
+        process = watching(tmp_path / "run", stdout=shown.fileno(), stderr=subprocess.PIPE)
+        wait_until(lambda: "The job is running" in (tmp_path / "shown").read_text())
+        sink.log(window(1))
+        wait_until(lambda: (tmp_path / "shown").read_text().count("The job is running") == 2)
+        sink.close()
+        _, error = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, error) == (0, "")
+    text = (tmp_path / "shown").read_text()
+    assert "\x1b" not in text
+    assert text.rstrip().endswith("The job has ended.")
+
+
+@pytest.mark.parametrize("ends", ["Ctrl-C", "the job"])
+def test_a_run_is_redrawn_in_a_terminal(ends: str, tmp_path: Path, sink: JsonlSink) -> None:
+    ours, theirs = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while piece := os.read(ours, 65536):
+                shown.append(piece)
+        except OSError:  # the other end is closed
+            pass
+
+    process = watching(tmp_path / "run", stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    wait_until(lambda: b"The job is running" in b"".join(shown))
+    if ends == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    else:
+        sink.close()
+    code = process.wait(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    text = b"".join(shown).decode()
+    assert code == (130 if ends == "Ctrl-C" else 0)
+    assert "Traceback" not in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+    assert ("The job has ended." in text) == (ends == "the job")
+    assert "\x1b[1A" in text or ends == "the job"  # drawn in place
+
+
+def test_what_cannot_be_watched(tmp_path: Path) -> None:
+    assert invoke("watch", str(tmp_path / "nowhere")).exit_code == 2
