@@ -1,0 +1,84 @@
+"""A job that is asked from outside, when something goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from tests.campaign.case import Job, case
+from tests.campaign.cases.endings import CUT_SHORT, strike
+from tests.campaign.job import RUN_FOLDER, Rank, Training, kept
+
+GROUP = "A job that is asked from outside"
+STEPS, STEP_S = 500, 0.008
+# Steps at which rank 0 is asked, and what: windows open every 16 steps and take nine. A request is seen after some 12
+# steps, and holds some 120 later.
+_QUESTIONS = {40: "every=40", 180: "stop", 320: "resume"}
+# About when ranks vote on the first ones.
+_FIRST, _LAST = 55, 260
+
+
+def ask_within(rank: Rank, questions: Mapping[int, str]) -> dict[int, Callable[[], object]]:
+    """By step, functions that ask the job, as ``overlap ask`` does; nothing on other ranks and without the library."""
+    if not rank.library:
+        return {}
+    from overlap_callbacks.monitor.background import listener, plans
+
+    # All ranks hear of a plan within a second here, so that a job of seconds shows it.
+    plans.LOOK_S, plans._LEAD_S, listener._LOOK_S = 0.1, 1.0, 0.1
+    if rank.number:
+        return {}
+    return {step: functools.partial(_leave, rank, text) for step, text in questions.items()}
+
+
+def _leave(rank: Rank, text: str) -> None:
+    from overlap_callbacks.analysis.results.request import Request
+    from overlap_callbacks.cli.ask import _leave
+
+    _leave(rank.folder / RUN_FOLDER, Request.of(text))
+
+
+def train_and_ask(rank: Rank, questions: Mapping[int, str] = _QUESTIONS) -> None:
+    rank.start()
+    training = Training(rank.number, extra=lambda _: time.sleep(STEP_S))
+    kept.append(training)
+    within = ask_within(rank, questions)
+    monitor = rank.attach(training)
+    rank.train(training, STEPS, within)
+    monitor.close()
+
+
+@case("ask-to-the-end", GROUP, "nothing: other windows are asked for, none, and windows again")
+def ask(rank: Rank) -> None:
+    train_and_ask(rank)
+
+
+def _late_strike(victim: int, job: Job, chance: random.Random) -> None:
+    strike(signal.SIGKILL, victim, job, chance, first=_FIRST, last=_LAST)
+
+
+@case(
+    "ask-rank-killed", GROUP, "SIGKILL of rank 1 while the ranks agree", runs=5,
+    disturb=functools.partial(_late_strike, 1), record="maybe", says=CUT_SHORT, may_be_silent=True,
+    also=("1 RuntimeError",), ends=True,
+)  # fmt: skip
+def lose_a_rank(rank: Rank) -> None:
+    train_and_ask(rank)
+
+
+def _stop_store(job: Job, chance: random.Random) -> None:
+    if job.await_step(0, chance.randint(_FIRST, _LAST)):
+        time.sleep(chance.uniform(0.0, STEP_S))
+        job.signal_store(signal.SIGSTOP)
+
+
+@case(
+    "ask-store-stopped", GROUP, "the store stops for good while the ranks agree", server=True,
+    disturb=_stop_store, record="maybe", bound_s=25.0, says=r"the job's store does not answer", sentences=2,
+    may_be_silent=True,
+)  # fmt: skip
+def lose_the_store(rank: Rank) -> None:
+    train_and_ask(rank)
