@@ -21,7 +21,7 @@ from overlap_callbacks.instruments import device
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._names import tell_names
 from ._options import Options
-from ._parts import PassMarks
+from ._parts import Hook, PassMarks
 from ._pytorch_ddp import switchable
 from ._pytorch_graphs import GraphReplays
 from ._pytorch_race import PlainStep
@@ -148,8 +148,7 @@ def _mark_parts(
     monitor: OverlapMonitor, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, idle: bool
 ) -> None:
     marks = PassMarks(monitor, idle=idle)
-    hook: Any = torch.compiler.disable(marks.optimizer_begins)
-    monitor.call_on_close(optimizer.register_step_pre_hook(hook).remove)
+    monitor.call_on_close(optimizer.register_step_pre_hook(Hook(marks.optimizer_begins)).remove)
     marks.watch_models(models)
     marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
 

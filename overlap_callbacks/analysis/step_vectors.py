@@ -22,7 +22,8 @@ PARTS = (
     "paused", "evaluation", "checkpoint", "other",
 )  # fmt: skip
 TOGETHER, INPUT, FORWARD, BACKWARD, WAITING, OPTIMIZER, PAUSED, EVALUATION, CHECKPOINT, OTHER = range(len(PARTS))
-# Marks that are no part. What follows a backward pass is told by the next mark: another batch, or the optimizer.
+# Marks that are no part. What follows a backward pass is told by the next mark: another batch, or the optimizer, also
+# where it is not marked.
 AFTER_BACKWARD = len(PARTS)
 AS_AT_FIRST = AFTER_BACKWARD + 1  # the part with which the step began goes on
 FIRST_STEP = AS_AT_FIRST + 1  # the mark of the beginning of step n is FIRST_STEP + n
@@ -86,7 +87,11 @@ def parts_of(marks: Ints, times_ns: Ints) -> Ints:
     at_first = np.where(told, INPUT, TOGETHER)[step_of]
     following = np.append(marks[1:], FIRST_STEP)
     after_backward = np.select(
-        [following == OPTIMIZER, following == BACKWARD, (following == FORWARD) | (following == WAITING)],
+        [
+            np.isin(following, (OPTIMIZER, OTHER)) | (following >= FIRST_STEP),
+            following == BACKWARD,
+            (following == FORWARD) | (following == WAITING),
+        ],
         [OPTIMIZER, BACKWARD, at_first],
         OTHER,
     )

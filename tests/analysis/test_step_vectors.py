@@ -53,7 +53,7 @@ def test_what_follows_a_backward_pass_is_told_by_what_comes_next() -> None:
     assert parts(step, *passes, *passes, OPTIMIZER, following) == [
         {"input": 1 + 5, "forward": 2 + 6, "backward": 3 + 7, "waiting": 4 + 8, "optimizer": 9 + 10}
     ]
-    assert parts(step, *passes, following)[0]["other"] == 5
+    assert parts(step, *passes, following)[0]["optimizer"] == 5
     assert parts(step, *passes, EVALUATION, following)[0]["other"] == 5
 
 
