@@ -14,7 +14,8 @@ An arm that is kept makes the steps between windows faster or slower by its effe
 of jobs that at some time choose an arm that is then slower than the job as configured; ``kept_on``, of those that keep
 it ``PATIENCE`` windows after it turned slower; ``lost``, of those that took longer than without the library by more
 than the budget. ``over_budget_s`` is the most, over all jobs, by which the cost exceeded the budget and the dearest
-window.
+window; it is of windows. What an arm costs that is kept and turns slower is in ``behind``: the share of jobs that at
+some moment were later than without the library by more than the budget and the dearest window, and by how much.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ SCENARIOS: dict[str, Effects] = {
     "wins less": {**FOUR, "faster": _changing(0.08, 0.03)},
     "turns faster": {**FOUR, "same": _changing(0.0, 0.10)},
 }
+# Arms that windows see win, and that lose between them, where they are always on: nothing shows it.
+WHEN_KEPT: dict[str, Effects] = {"loses when always on": _always(faster=-0.01)}
+SCENARIOS |= dict.fromkeys(WHEN_KEPT, FOUR)
 NOISES = ("recorded", "effect varies", "drift", "rhythm", "rhythm unknown", "rare stalls")
 # Every scenario with recorded windows; these with all noises.
 WITH_ALL = ("four arms", "nothing differs", "all are a little slower", "turns slower")
@@ -137,6 +141,7 @@ class Replay(NamedTuple):
         kept_slots: effects of the kept arm in each slot; 0 for the user's own setting.
         given_up: slots in which an arm was given up.
         over_s: the most by which the cost exceeded the budget, less the dearest window.
+        behind_s: the most by which the job was later than without the library, less the budget and the dearest window.
         cost_s, won_s: of all windows, and training time won in all, that cost included.
     """
 
@@ -145,18 +150,23 @@ class Replay(NamedTuple):
     kept_slots: list[float]
     given_up: list[int]
     over_s: float
+    behind_s: float
     cost_s: float
     won_s: float
     windows: int
 
 
-def replay(rng: np.random.Generator, effects: Effects, errors: Errors, slots: int = SLOTS) -> Replay:
-    """Run one job."""
+def replay(
+    rng: np.random.Generator, effects: Effects, errors: Errors, slots: int = SLOTS, when_kept: Effects | None = None
+) -> Replay:
+    """Run one job. ``when_kept``: effects of arms between windows, where they are others than in them."""
+    when_kept = {**effects, **(when_kept or {})}
     arms = {name: ComparedArm(name, equal_results=True) for name in effects}
     decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True)
     drawn = rng.integers(0, len(errors.value), slots)
     now_s = own_s = cost_s = dearest_s = 0.0
     over_s, kept, windows, next_window = -math.inf, "", 0, 0
+    behind_s = -math.inf
     chosen: list[tuple[str, int, float]] = []
     kept_slots, given_up = [], []
     for slot in range(slots):
@@ -186,13 +196,14 @@ def replay(rng: np.random.Generator, effects: Effects, errors: Errors, slots: in
                 given_up.append(slot)
             kept = decider.kept
             if kept:
-                chosen.append((kept, slot, effects[kept](slot)))
-        effect = effects[kept](slot) if kept else 0.0
+                chosen.append((kept, slot, when_kept[kept](slot)))
+        effect = when_kept[kept](slot) if kept else 0.0
         kept_slots.append(effect)
         slot_s = EVERY_N_STEPS * STEP_S * math.exp(PACE_ERROR * rng.normal())
         own_s += slot_s
         now_s += slot_s / (1 + effect)
-    return Replay(chosen, kept, kept_slots, given_up, over_s, cost_s, own_s - now_s, windows)
+        behind_s = max(behind_s, now_s - own_s - BUDGET * now_s - dearest_s)
+    return Replay(chosen, kept, kept_slots, given_up, over_s, behind_s, cost_s, own_s - now_s, windows)
 
 
 def _report(arm: ComparedArm, window: int, log_speedup: float, error: float, degrees: float) -> ArmReport:
@@ -224,6 +235,8 @@ def judged(replays: list[Replay], effects: Effects) -> dict[str, Any]:
         "given_up": sum(bool(job.given_up) for job in replays) / number,
         "cost_of_training": _quantiles([job.cost_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
         "over_budget_s": max(job.over_s for job in replays),
+        "behind": sum(job.behind_s > 0 for job in replays) / number,
+        "behind_s": _quantiles([max(0.0, job.behind_s) for job in replays]),
         "lost": sum(job.won_s < -BUDGET * SLOTS * EVERY_N_STEPS * STEP_S for job in replays) / number,
         "won_of_training": _quantiles([job.won_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
         "windows": _quantiles([job.windows for job in replays]),
@@ -259,7 +272,11 @@ def measure(number: int, only: list[str] | None, found: dict[str, Any]) -> Itera
             if errors is None:
                 rng = np.random.default_rng([36, place])
                 errors = recorded() if noise == "recorded" else simulated(rng, noise, 400)
-            jobs = [replay(np.random.default_rng([36, job]), SCENARIOS[name], errors) for job in range(number)]
+            always = WHEN_KEPT.get(name)
+            jobs = [
+                replay(np.random.default_rng([36, job]), SCENARIOS[name], errors, when_kept=always)
+                for job in range(number)
+            ]
             found[f"{name}, {noise}"] = judged(jobs, SCENARIOS[name])
             yield f"{name}, {noise}"
 

@@ -43,6 +43,9 @@ def test_the_table_holds_what_is_promised() -> None:
     assert set(rows) == set(bench.ROWS)
     for name, row in rows.items():
         assert row["jobs"] >= 1000, name
+        if name.startswith(tuple(bench.WHEN_KEPT)):  # the limit that docs/arms.md names
+            assert row["lost"] > 0.9, name
+            continue
         assert row["wrong"] <= bench.WRONG, name
         assert row["over_budget_s"] <= 0, name
         assert row["lost"] <= bench.WRONG, name

@@ -120,6 +120,8 @@ class BestArm:
     since: int  # window
     num_windows: int  # of all arms until then
     watch: Watch
+    checked_s: float  # training time at the last check, or when it was chosen
+    won_s: float = 0.0  # training time saved since it was chosen: between two checks, by the mean of what they say
     others_before: float = math.inf
     distance: int = 1
     next_window: int = 0
@@ -142,6 +144,12 @@ class BestArm:
             return False
         self.next_window = window
         return True
+
+    def account(self, training_s: float) -> None:
+        """Add what it has won since the last check."""
+        before, now = self.arm.windows[-2:]
+        self.won_s += (before.value + now.value) / 2 * (training_s - self.checked_s)
+        self.checked_s = training_s
 
     def checked(self, window: int) -> None:
         self.distance = 1 if self.watch.doubts else min(2 * self.distance, MOST_APART)

@@ -227,9 +227,12 @@ class Decider:
 
     def _watch(self, arm: ArmEvidence, window: int) -> None:
         for held in [held for held in self._all_held if held.arm is arm]:
+            held.account(self._costs.training_s)
             if held.watch.has_stopped(arm.logs[-1]):
                 self._leave_out(arm, Why.STOPPED, window)
                 self._bring_back(arm)
+                if self._keeps and held is self._best:
+                    self._costs.spent_s += max(0.0, -held.won_s)
             held.checked(window)
 
     def _settle(self, arm: ArmEvidence, window: int) -> None:
@@ -264,7 +267,8 @@ class Decider:
         watch = Watch.of(best)
         if any([watch.has_stopped(log) for log in best.logs][-1:]):  # it won at first, and no longer does
             return None
-        return BestArm(best, window, sum([len(arm.windows) for arm in self._arms.values()]), watch)
+        num_windows = sum([len(arm.windows) for arm in self._arms.values()])
+        return BestArm(best, window, num_windows, watch, self._costs.training_s)
 
     def _end_search(self, window: int) -> None:
         """Leave out the arms that are not told apart from the best after as many windows as it took to find that."""
@@ -319,7 +323,7 @@ class Decider:
             arm = None if winner is None else self._arms.get(winner.arm)
             if winner is None or arm is None or not arm.windows:
                 continue
-            held = BestArm(arm, winner.window, winner.num_windows, Watch.of(arm))
+            held = BestArm(arm, winner.window, winner.num_windows, Watch.of(arm), self._costs.training_s)
             if arm.may_be_kept:
                 self._best = held
             else:

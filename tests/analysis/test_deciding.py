@@ -193,6 +193,22 @@ def test_an_arm_that_turns_slower_is_given_up_and_what_it_drove_out_comes_back()
     assert "fast (stopped winning)" in decision_in_words(after)
 
 
+@pytest.mark.parametrize("slower_from", [8, 100])
+def test_what_a_kept_arm_has_lost_beyond_what_it_had_won_is_charged(slower_from: int) -> None:
+    decider = decider_of("fast")
+    measured = run(decider, {"fast": lambda window: 0.1 if window < slower_from else -0.3}, range(200), error=0.001)
+    decision = decider.decision()
+    assert [one.why for one in decision.left_out] == [Why.STOPPED]
+    checks = [window for window, arm in enumerate(measured) if arm]
+    lost_s = decision.cost_s - COST_S * (len(checks) - 1)  # the first was a trial, and cost nothing
+    if slower_from == 100:  # it had won more
+        assert lost_s == pytest.approx(0)
+        return
+    assert 0 < lost_s < (checks[-1] - checks[-2]) * WINDOW_S * -math.expm1(-0.3)
+    choice = decider.choose(200, (checks[-1] + 1) * WINDOW_S, ARM_STEPS)
+    assert not choice.arm
+
+
 def test_a_job_that_slows_down_is_checked_at_once() -> None:
     decider = decider_of("fast")
     run(decider, {"fast": 0.1}, range(100), error=0.001)
