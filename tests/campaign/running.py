@@ -144,10 +144,10 @@ def run_job(case: Case, zygote: Zygote, plain: Zygote, folder: Path, *, library:
     folder.mkdir(parents=True)
     options = (case.quick_options if quick and case.quick_options else case.options) or {}
     arguments = [case.run.__module__, case.run.__name__, str(folder), library, seed, options]
-    if case.torchrun is not None:
-        endings = [_torchrun(case, arguments, folder)]
-    else:
-        with _device(case, seed) as variables:
+    with _device(case, seed) as variables:
+        if case.torchrun is not None:
+            endings = [_torchrun(case, arguments, folder, variables)]
+        else:
             endings = _processes(case, arguments, zygote, plain, folder, seed, variables)
     return Run(endings, _steps(folder, case.world_size), _said(case, folder, endings), folder)
 
@@ -198,7 +198,7 @@ def _processes(
     return endings
 
 
-def _torchrun(case: Case, arguments: list[object], folder: Path) -> Ending:
+def _torchrun(case: Case, arguments: list[object], folder: Path, device: dict[str, str]) -> Ending:
     script = folder / "script.py"
     script.write_text(_TORCHRUN_SCRIPT.format(arguments=json.dumps(arguments)))
     command = [
@@ -207,7 +207,7 @@ def _torchrun(case: Case, arguments: list[object], folder: Path) -> Ending:
     ]  # fmt: skip
     # By default torchrun's agent keeps one store over restarts, with the addresses in it that the killed ranks left for
     # Gloo under the same names. Ranks that read these before they are replaced fail to connect.
-    variables = {**os.environ, **VARIABLES, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    variables = {**os.environ, **VARIABLES, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **device}
     began_s = time.monotonic()
     with (folder / "output-0").open("wb") as output:
         process = subprocess.Popen(
