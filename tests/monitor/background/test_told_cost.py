@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from overlap_callbacks import Schedule
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background import reporter as reporting
@@ -35,6 +37,12 @@ def reporter(**options: float) -> Reporter:
     )  # fmt: skip
 
 
+def with_cost(reports: Reporter, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
+    """What the reporting thread does with a window that was measured."""
+    reports._await_normal_steps(cost)
+    return reporting._with_cost(own, cost, reports._last_cost, steps)
+
+
 def closed_cost(usual: UsualStep | None = USUAL) -> WindowCost:
     cost = WindowCost(clocks.now(), usual)
     cost.window_closed(clocks.now(), num_steps=0)
@@ -51,7 +59,7 @@ def test_a_report_waits_for_the_steps_after_its_window_and_includes_their_loss()
 
     steps = threading.Thread(target=train)
     steps.start()
-    told = reporter()._with_cost(rank_window(report_cpu_ms=0.0), cost, ())
+    told = with_cost(reporter(), rank_window(report_cpu_ms=0.0), cost, ())
     cost.work_done(finished=True)
     steps.join()
     assert told.usual_step_ms == 1.0
@@ -67,7 +75,7 @@ def test_the_cost_of_a_window_after_its_report_comes_with_the_next_report() -> N
     reports._last_cost = first
     alone = second.lost((), 0.0)
     assert alone is not None
-    assert reports._with_cost(rank_window(), second, ()).lost_ms == pytest.approx(7.0 + alone.ms, abs=1)
+    assert with_cost(reports, rank_window(), second, ()).lost_ms == pytest.approx(7.0 + alone.ms, abs=1)
 
 
 def test_a_report_does_not_wait_for_a_job_that_ends_or_stalls_or_for_ever() -> None:
@@ -80,7 +88,7 @@ def test_a_report_does_not_wait_for_a_job_that_ends_or_stalls_or_for_ever() -> N
         told: list[float | None] = []
 
         def report(reports=reports, own=own, cost=cost, told=told, done=done) -> None:  # type: ignore[no-untyped-def]
-            told.append(reports._with_cost(own, cost, ()).lost_ms)
+            told.append(with_cost(reports, own, cost, ()).lost_ms)
             done.set()
 
         threading.Thread(target=report, daemon=True).start()
@@ -115,7 +123,7 @@ def test_a_windows_own_steps_give_its_cost_with_an_interval(usual: UsualStep | N
     cost.leave(50_000_000)  # our own work
     cost.window_closed(6_700 * 10**6, num_steps=65)
     cost.work_done(finished=True)
-    told = reporter()._with_cost(rank_window(report_cpu_ms=0.0), cost, steps)
+    told = with_cost(reporter(), rank_window(report_cpu_ms=0.0), cost, steps)
     true_ms = 50 + 4.0 * sum(step.plan.arm is Mode.SEQUENTIAL for step in steps)
     true_ms += 2.0 * sum(step.plan.part is Part.PROFILED for step in steps)
     assert told.usual_step_ms == pytest.approx(11.0, abs=0.1)
@@ -129,7 +137,7 @@ def test_a_windows_own_steps_give_its_cost_with_an_interval(usual: UsualStep | N
 def test_a_window_that_the_end_of_the_job_cut_short_has_no_cost() -> None:
     cost = WindowCost(0, USUAL)
     cost.window_closed(6_700 * 10**6, num_steps=65, job_ends=True)
-    own = reporter()._with_cost(rank_window(report_cpu_ms=40.0, complete=False), cost, ())
+    own = with_cost(reporter(), rank_window(report_cpu_ms=40.0, complete=False), cost, ())
     assert own.lost_ms is None
     report = aggregate_windows([own], world_size=1, every_n_steps=500)
     assert report.lost_ms is None
