@@ -45,6 +45,7 @@ from overlap_callbacks.report.record import read
 STRETCH, QUIET, FAULTY = 128, 22, 10
 KINDS = ("compute", "input", "link", "growing", "host")
 WORK_S = 0.0005
+_MOST_PORTS = 8
 
 
 class Fault(NamedTuple):
@@ -74,24 +75,35 @@ def fault(kind: str, chance: random.Random) -> Fault:
 
 
 class DelayingProxy:
-    """Passes TCP connections on to a port of this host, and every piece of data some time later.
+    """Passes TCP connections on to ports of this host, and every piece of data some time later.
 
-    It runs in processes of its own: torch holds the interpreter's lock in some collectives.
+    It is a process of its own, since torch holds the interpreter's lock in some collectives; made before torch has
+    threads.
     """
 
     def __init__(self) -> None:
-        self.delay_s = mp.get_context("fork").Value("d", 0.0)
+        context = mp.get_context("fork")
+        self.delay_s = context.Value("d", 0.0)
+        self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(_MOST_PORTS)]
+        self._ports = context.Array("i", _MOST_PORTS)
+        self._used = 0
+        context.Process(target=self._serve, daemon=True).start()
 
     def before(self, port: int) -> int:
         """A port that leads to ``port``."""
-        server = socket.create_server(("127.0.0.1", 0))
-        mp.get_context("fork").Process(target=self._accept, args=(server, port), daemon=True).start()
-        return int(server.getsockname()[1])
+        place, self._used = self._used, self._used + 1
+        self._ports[place] = port
+        return int(self._servers[place].getsockname()[1])
 
-    def _accept(self, server: socket.socket, port: int) -> None:
+    def _serve(self) -> None:
+        threads = [threading.Thread(target=self._accept, args=(place,)) for place in range(_MOST_PORTS)]
+        for thread in threads:
+            thread.start()
+
+    def _accept(self, place: int) -> None:
         while True:
-            near, _ = server.accept()
-            far = socket.create_connection(("127.0.0.1", port))
+            near, _ = self._servers[place].accept()
+            far = socket.create_connection(("127.0.0.1", self._ports[place]))
             for each in (near, far):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for source, sink in ((near, far), (far, near)):
@@ -148,9 +160,9 @@ def spin(seconds: float) -> None:
 
 def train(rank: int, case: Fault, port: int, folder: str) -> None:
     torch.set_num_threads(1)
+    proxy = DelayingProxy() if case.kind == "link" else None
     store: dist.Store = dist.TCPStore("127.0.0.1", port, case.world_size, rank == 0)
-    proxy = DelayingProxy()
-    if case.kind == "link":
+    if proxy is not None:
         store = ProxiedStore(store, proxy)
     if case.kind == "host":
         name = f"node-{rank // 2}"
@@ -177,7 +189,8 @@ def train(rank: int, case: Fault, port: int, folder: str) -> None:
         spin(WORK_S / 2 + extra_s * (case.kind == "input"))
         if case.kind in ("compute", "growing", "host"):
             extra["backward" if case.backward else "forward"] = extra_s
-        proxy.delay_s.value = extra_s / 2
+        if proxy is not None:
+            proxy.delay_s.value = extra_s / 2
         model(data).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
