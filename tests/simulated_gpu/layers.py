@@ -40,10 +40,10 @@ LEAST_LONGER = 0.1
 FRAMEWORKS = ("FSDP2", "DDP", "Megatron", "ZeRO-3")
 TIMES: dict[str, Any] = {"kernel_us": 200, "collective_us": 600, "link_gbs": 0.15, "most_data_bytes": 100_000}
 WINDOW: dict[str, Any] = {
-    "first_step": 2, "every_n_steps": 1000, "repeats": 1, "profiled_steps": 2, "warmup_steps": 0,
+    "every_n_steps": 1000, "repeats": 1, "profiled_steps": 2, "warmup_steps": 0,
     "steps_per_block": 1, "spread": False, "max_overhead": None,
 }  # fmt: skip
-WARM_UP, MORE_STEPS = 12, 3
+WARM_UP, FIRST_STEP, MORE_STEPS = 12, 2, 3
 
 
 class Block(nn.Module):
@@ -245,11 +245,18 @@ def _train(rank: int, parameters: Parameters, kind: str, numbers: Sequence[int],
                 found.append(one)
                 with (
                     _slowed(one, job, rank),
-                    job.attach(run_dir=f"{folder}/{number}", strict=True, **WINDOW) as monitor,
+                    job.attach(
+                        run_dir=f"{folder}/{number}", strict=True, first_step=_next_step(job) + FIRST_STEP, **WINDOW
+                    ) as monitor,
                 ):
-                    for _ in range(monitor.schedule.first_step + monitor.schedule.window_steps + MORE_STEPS):
+                    for _ in range(FIRST_STEP + monitor.schedule.window_steps + MORE_STEPS):
                         _step(job)
     return found
+
+
+def _next_step(job: Any) -> int:
+    """The number that the adapter gives the next step: DeepSpeed's engine goes on counting."""
+    return int(job.engine.global_steps) if isinstance(job, Zero3) else 0
 
 
 def _drawn(job: Any, draw: random.Random, slow: str, own_ms: float, rank: int) -> Drawn:
