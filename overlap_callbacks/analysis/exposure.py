@@ -95,7 +95,8 @@ def of_cycle(sums: ExposureSums, cycle: int, num_cycles: int) -> ExposureSums:
         )
         for table in (sums.rows, sums.names)
     )
-    return ExposureSums(tuple([step * num_cycles + cycle for step in sums.steps]), sums.num_ranks, rows, names)
+    steps = tuple([step * num_cycles + cycle for step in sums.steps])
+    return msgspec.structs.replace(sums, steps=steps, rows=rows, names=names)
 
 
 def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -> Exposure | None:

@@ -186,9 +186,9 @@ def exposure(number: int, rank: int) -> ExposureSums:
         ),
         names=(
             ExposedSum("reduce_scatter", "data", 8, "layers.0", SEVERAL, 67_108_864, 67_108_864, 4, 2 * last_ns, 4e6,
-                       0.0, {steps[1]: last_ns, steps[3]: last_ns}, {}, 2 * last_ns),
+                       0.0, {steps[1]: last_ns, steps[3]: last_ns}, queued_ns=2 * last_ns),
             ExposedSum("all_reduce", "tensor", 4, "layers.7.mlp.linear_fc2", SEVERAL, 25_165_824, 25_165_824, 768,
-                       4 * middle_ns, 2e8, 0.0, dict.fromkeys(steps, middle_ns), {}, 4 * middle_ns),
+                       4 * middle_ns, 2e8, 0.0, dict.fromkeys(steps, middle_ns), queued_ns=4 * middle_ns),
         ),
     )  # fmt: skip
 

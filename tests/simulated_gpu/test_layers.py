@@ -13,7 +13,8 @@ from tests.simulated_gpu import layers
 
 
 @pytest.mark.parametrize(
-    ("kind", "slow"), [("DDP", "layer"), ("DDP", "rank"), ("FSDP2", "layer"), ("Megatron", "layer")]
+    ("kind", "slow"),
+    [("DDP", "layer"), ("DDP", "rank"), ("FSDP2", "layer"), ("FSDP2", "rank"), ("Megatron", "layer")],
 )
 def test_what_is_slow_is_named_first(kind: str, slow: str, tmp_path: Path) -> None:
     (found,) = layers.run(kind, [0], slow, tmp_path)
