@@ -117,6 +117,22 @@ def test_a_cost_that_is_not_resolved_is_charged_half_of_the_way_to_its_upper_end
         assert budget.skip(1) is None
 
 
+def test_windows_trials_of_arms_and_delayed_collectives_are_paid_from_one_budget() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    opened_s = clock.s
+    costs_s = (0.3, 0.2, 0.1)
+    budget.record(report(0, costs_s[0] / INTERVAL_S), clock())
+    budget.charge(1, clock(), costs_s[1])  # as an arm's trial
+    budget.charge(2, clock(), costs_s[2])  # as a causal window
+    paid_after_s = sum(costs_s) + sum(costs_s) / 0.01
+    clock.s = opened_s + paid_after_s - 1e-3
+    assert budget.skip(3) is not None
+    clock.s = opened_s + paid_after_s + 1e-3
+    assert budget.skip(4) is None
+    assert budget.charged_s == pytest.approx(sum(costs_s))
+
+
 def test_the_step_time_is_that_of_the_last_window_that_has_one() -> None:
     budget = WindowBudget(None)
     assert budget.step_s == 0
