@@ -20,6 +20,7 @@ from overlap_callbacks.cli._options import (
 )
 from overlap_callbacks.cli._output import (
     draw_matrix,
+    newest_run,
     one_line,
     print_document,
     print_json,
@@ -155,6 +156,8 @@ def command(check: Path | None, ledger: bool, runs: tuple[Path, ...], as_json: b
         mappings = _traffic(job, given)
     except (TypeError, ValueError) as error:
         raise click.ClickException(one_line(_with_options(str(error), context))) from None
+    if given["sources"] and any([one.saves_ms for one in found.what_if]):
+        found = msgspec.structs.replace(found, notes=(*found.notes, *_kept(job, found, given["sources"])))
     drawn = draw_matrix(mappings[-1].view, given["svg"], given["png"])
     if as_json:
         print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_json(mappings)})
@@ -182,11 +185,11 @@ def _print_ledger(context: click.Context, ledger: bool, runs: Sequence[Path], as
         read_tunes = [Tune.read(path) for path in tunes]
     records = {one.resolve(): one for path in runs if path not in tunes for one in _runs_of(path)}
     entries = ledgers.ledger([read_record(one) for one in records.values()], read_tunes)
-    found = ledgers.tally(entries)
+    found, failed = ledgers.tally(entries), ledgers.keep_outcomes(entries)
     if as_json:
         print_json(ledgers.as_data(entries))
     else:
-        print_document(ledgers.document(entries))
+        print_document(ledgers.document(entries, failed))
     raise SystemExit(ExitCode.DONE if found.tried else ExitCode.INCONCLUSIVE)
 
 
@@ -254,6 +257,25 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
         what_if=step_time.what_if(job, hardware, device_bytes) if given["what_if"] else (),
         notes=tuple(notes),
     )
+
+
+def _kept(job: JobShape, found: Prediction, sources: Sequence[Path]) -> list[str]:
+    """Write what other layouts save beside the record of each run that is the job, and say so."""
+    import msgspec
+
+    from overlap_callbacks.experiments import what_if
+
+    notes = []
+    for run in map(newest_run, sources):
+        said = what_if.layouts(read_record(run), job, found.what_if)
+        if said is None:
+            why = "has another job, or no step time (--check compares messages)"
+            notes.append(one_line(f"not kept for --ledger: {run} {why}"))
+        else:
+            file = what_if.file_beside(run)
+            failed = what_if.keep(file, [{"record": "prediction", **msgspec.to_builtins(one)} for one in said])
+            notes.append(one_line(failed or f"kept for --ledger in {file}"))
+    return notes
 
 
 def _model(given: dict[str, Any]) -> ModelShape:
@@ -345,12 +367,9 @@ def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | Non
 
 
 def _checked(job: JobShape, run: Path) -> list[Any]:
-    from overlap_callbacks.analysis.communication.predicted import check_rank
+    from overlap_callbacks.analysis.communication.predicted import check_window
 
     window = windows_of(run)[-1]
     if window.world_size != job.world_size:
         raise ValueError(f"pp x tp x dp must be the {window.world_size} ranks of {run}, got {job.world_size}")
-    ranks = {sample.rank: sample.collectives for sample in window.samples if sample.collectives}
-    if not ranks:
-        ranks = {min(window.ranks, default=0): window.collectives}
-    return [row for rank, collectives in sorted(ranks.items()) for row in check_rank(job, rank, collectives)]
+    return check_window(job, window)

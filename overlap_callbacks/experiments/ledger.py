@@ -1,6 +1,8 @@
-"""``overlap predict --ledger``: what advice predicted, and what came of it.
+"""``overlap predict --ledger``: what advice and ``--what-if`` predicted, and what came of it.
 
 A change is made by an arm of the same run, by ``overlap tune``, or by a later run whose job differs in it alone.
+
+A prediction and what came of it are kept in the folder of what tried it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from scipy.special import bdtr
 
 from overlap_callbacks.analysis.apart import change, level
 from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.formatting import DASH, PLAIN, count, one_line
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.prediction import Prediction, topic_of, word_in
@@ -25,8 +30,17 @@ from overlap_callbacks.experiments.against import incomparable
 from overlap_callbacks.experiments.tune.combinations import in_words
 from overlap_callbacks.experiments.tune.ranking import Ranking, ranked
 from overlap_callbacks.experiments.tune.sweep import Tune
+from overlap_callbacks.experiments.what_if import (
+    file_beside,
+    is_after,
+    is_layout,
+    is_of_layout,
+    keep,
+    predicted_layouts,
+    sends,
+)
 from overlap_callbacks.report.record import Record, RecordError, read, runs_in
-from overlap_callbacks.report.views.comparison import COLLECTIVES, differences, facts_of, of_the_job, steps_of
+from overlap_callbacks.report.views.comparison import COLLECTIVES, differences, facts_of, of_the_job, steps_of, unlike
 from overlap_callbacks.report.views.elements import Column, Document, Note, RunPage, Section, table_of
 
 _DEFERRED = "defer-reductions"
@@ -47,12 +61,14 @@ class Entry(NamedTuple):
         run: the folder of the run that predicted.
         tried_by: an arm, settings of ``overlap tune`` or a run; empty if nothing made the change.
         saved_ms: by the change, of the predicted step, with a 95% interval; None if nothing made it.
+        tried_in: the folder of that run or tuning; empty if nothing made it.
     """
 
     run: str
     prediction: Prediction
     tried_by: str = ""
     saved_ms: Estimate | None = None
+    tried_in: str = ""
 
     @property
     def held(self) -> bool | None:
@@ -109,7 +125,8 @@ def ledger(records: Sequence[Record], tunes: Sequence[Tune] = ()) -> list[Entry]
         rankings, later = list(_rankings(record, tunes)), list(_later(runs, place, rows))
         entries = []
         for said in _predictions(record):
-            kinds = (_by_arms(record, said), _by_tunes(rankings, said), _by_runs(record, said, later))
+            others = list(_in_layout(runs, place, rows, said)) if said.job else later
+            kinds = (_by_arms(record, said), _by_tunes(rankings, said), _by_runs(record, said, others))
             free = ([trial for trial in trials if (said.topic, *trial.key) not in taken] for trials in kinds)
             best = min(next(filter(None, free), ()), key=lambda trial: trial.distance, default=None)
             run = str(record.path.parent)
@@ -117,18 +134,19 @@ def ledger(records: Sequence[Record], tunes: Sequence[Tune] = ()) -> list[Entry]
                 entries.append(Entry(run, said))
             else:
                 taken.add((said.topic, *best.key))
-                entries.append(Entry(run, said, best.name, _saved(best.change, said)))
+                entries.append(Entry(run, said, best.name, _saved(best.change, said), best.folder))
         found[:0] = entries
     return found
 
 
 def _predictions(record: Record) -> list[Prediction]:
     """As recorded; in records of earlier versions, those of the advice on the run."""
+    beside = predicted_layouts(record)
     if record.predictions:
         known = {(one.topic, one.rises): one for one in reversed(record.predictions)}
-        return list(known.values())[::-1]
+        return list(known.values())[::-1] + beside
     found = record.bottleneck()
-    return [] if found is None else found.predictions
+    return beside if found is None else found.predictions + beside
 
 
 def _saved(moved: Estimate, said: Prediction) -> Estimate:
@@ -148,12 +166,14 @@ class _Trial(NamedTuple):
         change: of the step time, relative.
         distance: of the setting from the one that the advice names.
         key: what it is the trial of, with another prediction too.
+        folder: as in ``Entry.tried_in``.
     """
 
     name: str
     change: Estimate
     distance: float
     key: tuple[str, ...]
+    folder: str
 
 
 def _by_arms(record: Record, said: Prediction) -> Iterator[_Trial]:
@@ -167,7 +187,8 @@ def _by_arms(record: Record, said: Prediction) -> Iterator[_Trial]:
         turned = str(max(map(float, numbers))) if numbers else ""
         distance = _distance(_present(record, name), _value(name, turned), said)
         if distance is not None:
-            yield _Trial(f"arm {one_line(name)}", inverted_change(row.speedup), distance, (str(record.path), name))
+            key, folder = (str(record.path), name), str(record.path.parent)
+            yield _Trial(f"arm {one_line(name)}", inverted_change(row.speedup), distance, key, folder)
 
 
 def _rankings(record: Record, tunes: Sequence[Tune]) -> Iterator[tuple[Tune, Ranking]]:
@@ -180,6 +201,8 @@ def _rankings(record: Record, tunes: Sequence[Tune]) -> Iterator[tuple[Tune, Ran
 
 def _by_tunes(rankings: Sequence[tuple[Tune, Ranking]], said: Prediction) -> Iterator[_Trial]:
     for tune, found in rankings:
+        if said.job and not is_after(tune.start.started_at, said):
+            continue
         for row in sorted(found.measured, key=lambda row: row.number):
             own = tune.combinations[row.number]
             pairs = zip(tune.combinations[found.baseline or 0], own, strict=True)
@@ -187,7 +210,8 @@ def _by_tunes(rankings: Sequence[tuple[Tune, Ranking]], said: Prediction) -> Ite
             distance = _distance_of(turned, said)
             if row.change is not None and distance is not None:
                 key = (str(tune.folder), str(row.number))
-                yield _Trial(f"overlap tune, {one_line(in_words(own))}", row.change, distance, key)
+                name = f"overlap tune, {one_line(in_words(own))}"
+                yield _Trial(name, row.change, distance, key, str(tune.folder))
 
 
 def _is_same_job(record: Record, tune: Tune, combination: int) -> bool:
@@ -218,7 +242,7 @@ def _by_runs(
     own = None
     for other, differing in later:
         turned = [row for row in differing if not row[0].startswith(COLLECTIVES)]
-        distance = _distance_of(turned, said) if turned else 0.0 if _defers(differing, said) else None
+        distance = _distance_of(turned, said) if turned else 0.0 if said.job or _defers(differing, said) else None
         if distance is None:
             continue
         pooling = Pooling(all_looks=other.running or record.running)
@@ -226,7 +250,23 @@ def _by_runs(
         then = level(steps_of(other), LOG, pooling)
         moved = None if own is None or then is None else change([own], then, LOG, pooling)
         if moved is not None:
-            yield _Trial(str(other.path.parent), moved, distance, (str(other.path),))
+            folder = str(other.path.parent)
+            yield _Trial(folder, moved, distance, (str(other.path),), folder)
+
+
+def _in_layout(
+    runs: Sequence[Record], place: int, rows: Sequence[tuple[str, tuple[str, ...]]], said: Prediction
+) -> Iterator[tuple[Record, list[tuple[str, str, str]]]]:
+    """The runs that began after the prediction, and send what it says, byte by byte. No record tells the layout."""
+    job = msgspec.convert(said.job, JobShape)
+    for number, other in enumerate(runs):
+        if number == place or not is_after(other.info.started_at, said):
+            continue
+        names = [name for name, *_ in _differing(rows, place, number)]
+        settings = [name for name in names if not name.startswith(COLLECTIVES)]
+        is_possible = settings != names and all(map(is_of_layout, settings))
+        if is_possible and not unlike(other, runs[place], by_shapes=False) and sends(other, job):
+            yield other, []
 
 
 def _differing(rows: Iterable[tuple[str, tuple[str, ...]]], one: int, other: int) -> list[tuple[str, str, str]]:
@@ -266,6 +306,8 @@ def _distance(before: _Value | None, after: _Value | None, said: Prediction) -> 
 
 def _distance_of(turned: Sequence[tuple[str, str, str]], said: Prediction) -> float | None:
     """The same of settings with their values before and after; None if they are not the predicted change alone."""
+    if said.job:
+        return 0.0 if is_layout(turned, said) else None
     found = [
         _distance(_value(name, before), _value(name, after), said) if topic_of(name) == said.topic else None
         for name, before, after in turned
@@ -318,6 +360,19 @@ def seldom_held(record: Record) -> dict[str, str]:
             if found.is_bad}  # fmt: skip
 
 
+# -- beside what tried them
+
+
+def keep_outcomes(entries: Sequence[Entry]) -> list[str]:
+    """Write each tried prediction and what came of it beside what tried it. Returns why some are not."""
+    lines: dict[Path, list[dict[str, Any]]] = {}
+    for entry in entries:
+        if entry.tried_by:
+            told = {"record": "outcome", **entry._asdict(), "held": entry.held}
+            lines.setdefault(file_beside(Path(entry.tried_in)), []).append(told)
+    return [failed for file, told in lines.items() if (failed := keep(file, told))]
+
+
 # -- in words
 
 
@@ -336,7 +391,7 @@ def headline(entries: Sequence[Entry]) -> str:
     return f"{found.held} of {found.tried:,} tried predictions held.{seldom}"
 
 
-def document(entries: Sequence[Entry]) -> Document:
+def document(entries: Sequence[Entry], failed: Sequence[str] = ()) -> Document:
     """The tried predictions as a table, and how many are not."""
     tried = [entry for entry in entries if entry.tried_by]
     folder = os.path.join(os.path.commonpath([os.path.dirname(entry.run) for entry in entries] or [""]), "")
@@ -344,7 +399,7 @@ def document(entries: Sequence[Entry]) -> Document:
     table = table_of(
         "Predicted and measured",
         tried,
-        Column("*Advice", lambda entry: entry.prediction.topic),
+        Column("*Advice", lambda entry: _advice(entry.prediction)),
         Column("*Predicted", lambda entry: _predicted(entry.prediction)),
         Column("*Saved", lambda entry: _measured(entry.saved_ms)),
         Column("*Held", lambda entry: {True: "yes", False: "no", None: "not enough data"}[entry.held]),
@@ -355,10 +410,17 @@ def document(entries: Sequence[Entry]) -> Document:
         sorts=False,
     )
     blocks: list[Any] = [table] if tried else []
+    if tried:
+        kept = "Each is kept with its outcome in ledger.jsonl, in the folder of what tried it"
+        blocks.append(Note(f"{kept}; but {', '.join(failed)}" if failed else kept))
     if left and tried:
         blocks.append(Note(f"Not tried: {count(left, 'prediction')}."))
     section = Section("What came of the advice?", "", blocks)
     return Document("Ledger", (RunPage("ledger", "", "", headline(entries), (), (section,) if blocks else ()),), "")
+
+
+def _advice(said: Prediction) -> str:
+    return one_line(f"{said.topic} {said.tries}") if said.job else said.topic
 
 
 def _predicted(said: Prediction) -> str:

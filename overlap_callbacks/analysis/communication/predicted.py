@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.communication.sums import add_sizes
 from overlap_callbacks.analysis.communication.volumes import MessageRow, rank_rows
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import NO_STAGE, JobMessages, MessageGroup
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.sums import grouped, table_sum
 
@@ -136,6 +137,14 @@ def check_rank(job: JobShape, rank: int, collectives: Sequence[CollectiveTime]) 
         if row.group_size != 1
     ]
     return _add_rows([predicted, recorded])
+
+
+def check_window(job: JobShape, window: OverlapReport) -> list[CheckedRow]:
+    """The same of each recorded rank of a window."""
+    ranks = {sample.rank: sample.collectives for sample in window.samples if sample.collectives}
+    if not ranks:
+        ranks = {min(window.ranks, default=0): window.collectives}
+    return [row for rank, collectives in sorted(ranks.items()) for row in check_rank(job, rank, collectives)]
 
 
 _add_rows = table_sum(CheckedRow, 3)

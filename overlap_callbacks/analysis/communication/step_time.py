@@ -267,15 +267,21 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *[number // candidate for candidate in small]})
 
 
+def in_layout(job: JobShape, sizes: tuple[int, int, int]) -> JobShape:
+    """A job with other p, t and d."""
+    p, t, d = sizes
+    return msgspec.structs.replace(
+        job, p=p, t=t, d=d, stages=job.stages if sizes == (job.p, job.t, job.d) else (),
+        chunks=job.chunks if p > 1 else 1, sequence_parallel=job.sequence_parallel and t > 1,
+    )  # fmt: skip
+
+
 def _choice(
     job: JobShape, sizes: tuple[int, int, int], hardware: Hardware | None, device_bytes: float | None
 ) -> Choice:
     p, t, d = sizes
     own = sizes == (job.p, job.t, job.d)
-    other = msgspec.structs.replace(
-        job, p=p, t=t, d=d, stages=job.stages if own else (), chunks=job.chunks if p > 1 else 1,
-        sequence_parallel=job.sequence_parallel and t > 1,
-    )  # fmt: skip
+    other = in_layout(job, sizes)
     try:
         other.check()
     except ValueError as error:

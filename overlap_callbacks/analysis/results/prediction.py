@@ -1,6 +1,8 @@
-"""What advice predicts: plain data."""
+"""What advice and ``overlap predict --what-if`` predict: plain data."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -16,6 +18,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step_ms: a step before the change.
         low_ms, high_ms: bounds of what the change saves.
         assumes: what they rest on.
+        at: when it was predicted, ISO 8601 with time zone; empty if along with the run.
+        job: of ``--what-if``: the fields of the ``JobShape`` of the job in the other layout; empty if of advice.
     """
 
     topic: str
@@ -26,6 +30,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     low_ms: float
     high_ms: float
     assumes: str = ""
+    at: str = ""
+    job: dict[str, Any] = {}
 
 
 # Words in the names of settings and arms, in lower case with ``_`` for ``-``, by the topic of the advice that they are

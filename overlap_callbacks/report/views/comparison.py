@@ -229,9 +229,9 @@ _ALIKE = {
 }  # fmt: skip
 
 
-def unlike(record: Record, other: Record) -> str:
+def unlike(record: Record, other: Record, *, by_shapes: bool = True) -> str:
     """Why the steps of two runs are not compared, e.g. ``ranks: 8, not 4``; empty if they are."""
-    if _train_different_models([record, other]):
+    if by_shapes and _train_different_models([record, other]):
         return "shapes or types of the models' parameters differ"
     for axis, name in _ALIKE.items():
         own, theirs = axis_value(record, axis), axis_value(other, axis)
