@@ -21,6 +21,7 @@ import pytest
 from overlap_callbacks import cli
 from overlap_callbacks.analysis.advice import DOCS
 from overlap_callbacks.analysis.headline import _READ_NOTES
+from overlap_callbacks.analysis.results.request import JobAnswer, Status
 from overlap_callbacks.cli import _BY_NAME, main
 from overlap_callbacks.experiments.bench.view import bench_data
 from overlap_callbacks.experiments.study.sweep import Study
@@ -153,6 +154,8 @@ def results(folder: Path) -> Iterator[tuple[str, Any]]:
         yield "bench", bench_data(dataclasses.replace(bench, folder=folder))
     tune = tune_results.results(folder, [[10.0, 10.1], [8.0, 8.1], [12.0]], tune_results.BUCKETS, failed=[2])
     yield "tune", tuning_data(tune, ranked(tune))
+    status = Status(state="windows", step=40, running_s=9.5, every_n_steps=500, num_windows=1, next_window=520)
+    yield "ask", JobAnswer(id="0" * 32, text="Step 40.", outcome="done", status=status)
 
 
 def test_results_of_experiments_fit_their_schemas(tmp_path: Path) -> None:
