@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 
 # Figures of windows. The time of a step is watched in every step.
-WATCHED = tuple(map(figure_named, ("speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms")))
+WATCHED = tuple([figure_named(name) for name in ("speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms")])
 # Of all parts of the steps together, and the parts that are steps of training.
 FALSE_ALARMS_PER_DAY = 0.1
 _DAY_NS = 86_400e9

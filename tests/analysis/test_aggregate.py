@@ -367,7 +367,8 @@ def test_spread_over_ranks_by_hand():
     slow = tuple(TimedBlock(b.mode, b.block, tuple(1.1 * t for t in b.step_ms)) for b in TIMED)
     hot = tuple(msgspec.structs.replace(b, compute_ms=b.compute_ms * (1.2 if b.mode is OV else 1)) for b in PROFILED)
     found = report_of(rank_window(3), rank_window(1, timed=slow), rank_window(2, profiled=hot))
-    assert set(found.spread) == {"compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms"}
+    of_the_profile = {"compute_slowdown", "exposed_comm_ms", "compute_busy_ms", "idle_ms"}
+    assert set(found.spread) == {"e2e_overlapped_ms", "e2e_sequential_ms", *of_the_profile}
     step = found.spread["e2e_overlapped_ms"]
     assert (step.low, step.high) == pytest.approx((100, 110))
     assert step.high_rank == 1
