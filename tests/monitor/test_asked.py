@@ -176,8 +176,11 @@ def test_no_rank_follows_where_the_store_hangs_for_one(tmp_path: Path) -> None:
     (answer,) = ranks[0]["answers"]
     assert answer["code"] == 2, answer
     assert "not all ranks agreed in time, and none follows" in answer["text"]
-    opened = opened_at(ranks[0]["within"])
-    assert opened == opened_at(ranks[1]["within"]) == list(range(2, ranks[0]["steps"], 1000))
+    opened, of_the_other = opened_at(ranks[0]["within"]), opened_at(ranks[1]["within"])
+    assert opened == list(range(2, ranks[0]["steps"], 1000))
+    # It opens none while it does not know what was decided: how many steps that takes depends on the machine.
+    assert of_the_other[0] == 2
+    assert set(of_the_other) <= set(opened)
     assert [rank["digest"] for rank in ranks] == digests_without_library(ranks[0]["steps"])
     assert ranks[0]["active"]
 
