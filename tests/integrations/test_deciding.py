@@ -112,7 +112,9 @@ def train_and_decide(
         pytest.param(
             Sharded, [arms.Prefetch(1, 0), arms.Prefetch(2, 2)], "prefetch_1_0", "prefetch_2_2", id="fsdp2-prefetch"
         ),
-        pytest.param(Sharded, [arms.Reshard(False)], "", "no_reshard", id="fsdp2-no-reshard"),
+        pytest.param(
+            Sharded, [arms.Reshard(False)], "", "no_reshard", id="fsdp2-no-reshard", marks=pytest.mark.nightly
+        ),
         pytest.param(Zero3, [arms.ZeroPrefetchBucket(4 * 16 * 16)], "zero_prefetch_bucket_1024", "", id="zero3-bucket"),
     ],
 )

@@ -131,6 +131,7 @@ def train_within_a_budget(rank: int, folder: str) -> dict[str, Any]:
     return train(rank, folder, [["window"], ["window", "--now"]], after=300, max_overhead=1e-5, schedule=schedule)
 
 
+@pytest.mark.nightly
 def test_a_window_that_the_budget_forbids_opens_later_and_now_outside_the_budget(tmp_path: Path) -> None:
     ranks = run_ranks(train_within_a_budget, 2, str(tmp_path), timeout_s=TIMEOUT_S)
     later, now = ranks[0]["answers"]
@@ -144,6 +145,7 @@ def test_a_window_that_the_budget_forbids_opens_later_and_now_outside_the_budget
     assert report.complete
 
 
+@pytest.mark.nightly
 def test_quick_is_asked_for_and_windows_follow_one_another(tmp_path: Path) -> None:
     ranks = run_ranks(train, 2, str(tmp_path), [["quick"], ["window"]], 500, timeout_s=TIMEOUT_S)
     quick, window = ranks[0]["answers"]
@@ -171,6 +173,7 @@ def train_with_a_hanging_rank(rank: int, folder: str) -> dict[str, Any]:
         return train(rank, folder, [["stop"]], every=1000, after=100)
 
 
+@pytest.mark.nightly
 def test_no_rank_follows_where_the_store_hangs_for_one(tmp_path: Path) -> None:
     ranks = run_ranks(train_with_a_hanging_rank, 2, str(tmp_path), timeout_s=TIMEOUT_S)
     (answer,) = ranks[0]["answers"]
@@ -254,6 +257,7 @@ def train_with_a_signal(rank: int, folder: str) -> dict[str, Any]:
     return {**found, "caught": len(caught)}
 
 
+@pytest.mark.nightly
 def test_a_signal_asks_for_a_window_and_reaches_the_users_handler(tmp_path: Path) -> None:
     ranks = run_ranks(train_with_a_signal, 2, str(tmp_path), timeout_s=TIMEOUT_S)
     assert [rank["caught"] for rank in ranks] == [2, 1]
@@ -286,6 +290,7 @@ def train_without_communication(rank: int, folder: str) -> dict[str, Any]:
     return train(rank, folder, [["status"], ["stop"], ["resume"], ["window"]], wrap=lambda model: model, after=150)
 
 
+@pytest.mark.nightly
 def test_ranks_that_do_not_communicate_are_asked_too(tmp_path: Path) -> None:
     ranks = run_ranks(train_without_communication, 2, str(tmp_path), timeout_s=TIMEOUT_S)
     assert [answer["code"] for answer in ranks[0]["answers"]] == [0, 0, 0, 0], ranks[0]["answers"]

@@ -72,6 +72,7 @@ def holds(slope: Estimate, truth: float) -> bool:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly  # the simulated device and the simulations have known slack each day
 def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
     ranks = run_ranks(_train, 4, str(tmp_path), timeout_s=180)
     for rank, (numbers, _) in enumerate(ranks):

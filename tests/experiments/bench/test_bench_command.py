@@ -89,6 +89,7 @@ def test_the_loopback_link_in_its_cpu_form_says_what_it_is(tmp_path: Path) -> No
     assert results.start.plan.link == "loopback"
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_what_was_measured_and_resume_measures_the_rest(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     command = [

@@ -31,6 +31,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {"PYTHONPATH": str(ROOT), **changes}
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     process = subprocess.Popen(
