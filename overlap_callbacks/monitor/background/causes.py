@@ -135,7 +135,9 @@ def by_dimension(
     for members in grouped(weights, lambda call: call.group).values():
         ordered = sorted(members, key=lambda call: -weights[call][0])
         found.append(next((one for one in known if set(one) == set(ordered)), tuple(ordered)))
-    return sorted(found, key=lambda members: [-sum(of) for of in zip(*[weights[call] for call in members], strict=True)])
+    return sorted(
+        found, key=lambda members: [-sum(of) for of in zip(*[weights[call] for call in members], strict=True)]
+    )
 
 
 def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float]:

@@ -35,12 +35,12 @@ def step_parts(record: Record) -> list[Section]:
 def _answer(whole: StepFrontier) -> str:
     step_ns = sum(whole.mean_ns.values()) or 1
     longest = max(whole.mean_ns, key=lambda part: whole.mean_ns[part])
-    said = f"{longest.replace('_', ' ')} takes {_percent(whole.mean_ns[longest] / step_ns)} of a step"
+    said = f"{_named(longest).capitalize()} takes {_percent(whole.mean_ns[longest] / step_ns)} of a step"
     late = next((row for row in whole.held_up if row.rank >= 0), None)
     if late is None or late.ns < _MIN_LATE * step_ns:
-        return said
+        return f"{said}."
     by = PAGE.quantity(late.ns / 1e6 / whole.num_steps, "ms")
-    return f"{said}; rank {late.rank} holds the others up in {late.part.replace('_', ' ')}, by {by} a step"
+    return f"{said}; rank {late.rank} holds the others up in {_named(late.part)}, by {by} a step."
 
 
 def _table(whole: StepFrontier) -> Table:
@@ -48,7 +48,7 @@ def _table(whole: StepFrontier) -> Table:
     parts = [part for part in whole.frontier_ns if whole.mean_ns.get(part) or whole.frontier_ns[part]]
     rows = [
         _Row(
-            part.replace("_", " + ") if part == "input_forward_backward" else part,
+            _named(part),
             whole.mean_ns.get(part, 0) / steps / 1e6,
             whole.frontier_ns[part] / steps / 1e6,
             whole.mean_ns.get(part, 0) / step_ns,
@@ -59,11 +59,11 @@ def _table(whole: StepFrontier) -> Table:
     return table_of(
         f"Parts of a step, mean of {count(steps, 'step')} outside windows",
         rows,
-        Column("*part", lambda row: row.part),
-        Column("ms", lambda row: row.mean_ms, 3),
-        Column("share", lambda row: Cell(_percent(row.fraction), row.fraction)),
-        Column("slowest rank's, ms", lambda row: row.slowest_ms, 3),
-        Column("holds the others up", lambda row: row.late),
+        Column("*Part", lambda row: row.part),
+        Column("Time, ms", lambda row: row.mean_ms, 3),
+        Column("Share", lambda row: Cell(_percent(row.fraction), row.fraction)),
+        Column("Slowest rank's, ms", lambda row: row.slowest_ms, 3),
+        Column("Holds the others up", lambda row: row.late),
         caption="By marks in every step; they add up to it. The slowest rank's: how far a part moves the latest rank "
         "on. Waiting for communication that a part hides, or that is within it, is not told apart.",
         drop_empty=True,
@@ -76,6 +76,10 @@ def _late(whole: StepFrontier, part: str) -> Cell:
         return EMPTY
     late_ms = row.ns / 1e6 / whole.num_steps
     return Cell(f"rank {row.rank}, {PAGE.quantity(late_ms, 'ms')} a step", late_ms)
+
+
+def _named(part: str) -> str:
+    return part.replace("_", " + ")
 
 
 def _percent(fraction: float) -> str:
