@@ -14,7 +14,13 @@ from tests.simulated_gpu import layers
 
 @pytest.mark.parametrize(
     ("kind", "slow"),
-    [("DDP", "layer"), ("DDP", "rank"), ("FSDP2", "layer"), ("FSDP2", "rank"), ("Megatron", "layer")],
+    [
+        ("DDP", "layer"),
+        ("DDP", "rank"),
+        ("FSDP2", "layer"),
+        ("FSDP2", "rank"),
+        pytest.param("Megatron", "layer", marks=pytest.mark.nightly),
+    ],
 )
 def test_what_is_slow_is_named_first(kind: str, slow: str, tmp_path: Path) -> None:
     (found,) = layers.run(kind, [0], slow, tmp_path)
