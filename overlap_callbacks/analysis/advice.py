@@ -65,11 +65,11 @@ class Advice(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What to try, what it could win, and the command."""
+        """What to try, what it could win, and the command. A short screen cuts the end, never a bad ledger."""
+        held = f"({self.held}) " if self.held else ""
         won = f": {self.won.partition(IN_A_STEP)[0]} a step" if self.won else ""
-        won += f" ({self.held})" if self.held else ""
         command = f"overlap tune {self.tries} -- COMMAND" if self.tries else "overlap report THIS_RUN THE_NEXT"
-        return f"{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
+        return f"{held}{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
 
     @property
     def link(self) -> str:

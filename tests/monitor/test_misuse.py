@@ -351,10 +351,13 @@ def test_a_run_dir_that_cannot_be_written_gives_one_warning_and_training_goes_on
     assert first["same"]
     assert second["same"]
     assert first["active"]
-    (line,) = first["lines"]
+    # On a busy machine a rank may also come late to a window.
+    (line,), others = [
+        [said for said in rank["lines"] if "no sequential steps" not in said] for rank in (first, second)
+    ]
     assert "JsonlSink failed" in line
     assert impossible_folder in line
-    assert second["lines"] == []
+    assert others == []
 
 
 def train_strictly_with_a_folder_that_cannot_be(rank: int, folder: str) -> list[str]:
