@@ -277,6 +277,7 @@ def test_demo_refuses_options_that_cannot_be(option: str, value: str, said: str)
 # That of PyTorch is in ``test_offline.py``.
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is missing")
+@pytest.mark.nightly
 def test_the_demo_of_lightning_measures_all_five_equations_with_intervals(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "overlap_callbacks", "demo", "--framework", "lightning",

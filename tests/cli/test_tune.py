@@ -56,6 +56,7 @@ def test_the_faster_setting_comes_first_and_a_failing_one_is_a_row(tmp_path: Pat
     assert "Step time against nap-ms" in (folder / "tune.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     overlap = [sys.executable, "-m", "overlap_callbacks", "tune"]

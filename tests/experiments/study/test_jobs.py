@@ -16,7 +16,7 @@ RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 JOBS = [
     ("ddp", "resnet50", "fp32", "data"),
-    ("fsdp2", "bert", "bf16", "data"),
+    pytest.param("fsdp2", "bert", "bf16", "data", marks=pytest.mark.nightly),
     pytest.param("zero3", "gpt3-xl", "fp32", "data", marks=pytest.mark.nightly),
     pytest.param("tp", "llama2-13b", "fp32", "tensor", marks=pytest.mark.nightly),
     ("pp", "vgg16", "fp16", "pipeline"),
