@@ -224,6 +224,15 @@ def removal(kind: str, runs: int) -> dict[str, Any]:
     }
 
 
+def about() -> dict[str, str]:
+    """With what a table was made, and when."""
+    return {
+        "version": overlap_callbacks.__version__,
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400)
@@ -234,12 +243,7 @@ def main() -> None:
     for one in [*rows, *removals]:
         print(one)
     if given.json:
-        about = {
-            "version": overlap_callbacks.__version__,
-            "date": datetime.date.today().isoformat(),
-            "python": platform.python_version(),
-        }
-        given.json.write_text(json.dumps({"rows": rows, "removal": removals, **about}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"rows": rows, "removal": removals, **about()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

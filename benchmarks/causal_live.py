@@ -10,9 +10,7 @@ should hold the true one in 95 % of cases, and of those with a slope of 0.9 or m
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import overlap_callbacks
+from benchmarks.causal import about
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.causal import Verdict, response_of
 from overlap_callbacks.analysis.results.causal import CausalWindow
@@ -93,12 +91,7 @@ def main() -> None:
     }
     print(row)
     if given.json:
-        about = {
-            "version": overlap_callbacks.__version__,
-            "date": datetime.date.today().isoformat(),
-            "python": platform.python_version(),
-        }
-        given.json.write_text(json.dumps({**row, **about}, indent=1) + "\n")
+        given.json.write_text(json.dumps({**row, **about()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
