@@ -104,7 +104,9 @@ def _zero3_bucket(names: StepNames, variables: _Variables) -> str:
 
 
 def _zero3_parameters(names: StepNames, variables: _Variables) -> str:
-    return span([names.name_of(parameter) for parameter in variables["param_group"]])
+    # A set, whose order differs between ranks: DeepSpeed gathers them by number.
+    in_order = sorted(variables["param_group"], key=lambda parameter: parameter.ds_id)
+    return span([names.name_of(parameter) for parameter in in_order])
 
 
 def _of_group(names: StepNames, variables: _Variables) -> str:

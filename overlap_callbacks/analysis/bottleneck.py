@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.advice import Advice, advice_for
 from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.gains import JobFacts
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.prediction import Prediction
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -34,10 +35,14 @@ class Bottleneck(NamedTuple):
     stragglers: tuple[Straggler, ...]
     advice: tuple[Advice, ...] = ()
 
-    @property
-    def late_rank(self) -> int | None:
-        """The rank that most of the exposed communication waits for; None if most of it is transfers."""
-        return self.late.rank if self.late is not None and self.parts.waiting_ms > self.parts.transfer_ms else None
+    def late_rank(self, exposure: Exposure) -> int | None:
+        """The rank that the others wait for longer than any collective by name holds a step up; None without one."""
+        ranks, steps = exposure.num_ranks, max(1, exposure.num_steps)
+        if self.late is None or ranks < 2:
+            return None
+        wait_ms = self.parts.waiting_ms * ranks / (ranks - 1)  # of the others alone
+        first_ms = max([row.held_ms for row in exposure.names], default=0.0) / (ranks * steps)
+        return self.late.rank if wait_ms > first_ms else None
 
     @property
     def predictions(self) -> list[Prediction]:

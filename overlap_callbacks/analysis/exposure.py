@@ -211,7 +211,7 @@ def _worst(by_rank: Mapping[int, float]) -> tuple[int, float]:
 def exposure_sentence(found: Exposure, style: Style = PLAIN, late_rank: int | None = None) -> str:
     """Which collectives are exposed, e.g. ``Of 15.0 ms exposed all are the 1.2 MB all-reduce that ends the step, ...``.
 
-    Empty where none is. ``late_rank``: most of it is waiting for this rank.
+    Empty where none is. ``late_rank``: waiting for this rank holds steps up most.
     """
     whole, parts = exposed_parts(found, style)
     return f"Of {whole} {'; '.join(parts)}.{_first_in_words(found, style, late_rank)}" if parts else ""
@@ -219,7 +219,7 @@ def exposure_sentence(found: Exposure, style: Style = PLAIN, late_rank: int | No
 
 def _first_in_words(found: Exposure, style: Style, late_rank: int | None) -> str:
     if late_rank is not None:
-        return f" Most of it is waiting for rank {late_rank}, not for a layer."
+        return f" What holds steps up most is waiting for rank {late_rank}, not a layer."
     first = first_by_name(found)
     if first is None:
         return ""

@@ -9,6 +9,7 @@ import pytest
 from overlap_callbacks.analysis.bottleneck import bottleneck_of, run_bottleneck
 from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.exposure import ExposedCollective, Exposure
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import Bound, StepParts, bound_of, late_rank, mean_parts, step_parts
 from overlap_callbacks.analysis.results.window import CollectiveTime
@@ -108,6 +109,17 @@ def test_the_evidence_is_in_the_sentence() -> None:
         "the most after compute."
     )
     assert late.advice[0].what.startswith("Look at rank 3: its clock")
+
+
+@pytest.mark.parametrize(("held_ms", "named"), [(39.0, True), (41.0, False)])
+def test_the_late_rank_comes_first_if_no_collective_holds_steps_up_for_longer(held_ms: float, *, named: bool) -> None:
+    # Two ranks: one waits 40 ms for the other, so 20 ms on average. Transfers take longer in all, but none alone.
+    spread = {"exposed_comm_ms": of_ranks(40.0, 1, 80.0, 0), "compute_busy_ms": of_ranks(40.0, 0, 80.0, 1)}
+    # Over 3 steps and 2 ranks, 10 ms of each being waiting.
+    row = ExposedCollective("all_gather", "", 2, "", 8, 8, 6, 6 * held_ms + 60, 0.0, 3, 0.0, 0, 1.0, "layers.3", 60.0)
+    found = bottleneck_of([measured(spread, **{**STEP, "exposed_comm_ms": 60.0})])
+    assert found is not None
+    assert found.late_rank(Exposure(3, 2, (row,), (), (row,))) == (1 if named else None)
 
 
 def test_communication_on_the_host_has_a_name_of_its_own() -> None:

@@ -37,8 +37,10 @@ LAYERS, WIDTH, HEADS, WORDS, LENGTH, ROWS = 12, 64, 4, 1024, 16, 2
 BUCKET = 11 * WIDTH**2
 # What slows steps by less is hidden, and holds nothing up.
 LEAST_LONGER = 0.1
-FRAMEWORKS = ("FSDP2", "DDP", "Megatron", "ZeRO-3")
-TIMES: dict[str, Any] = {"kernel_us": 200, "collective_us": 600, "link_gbs": 0.15, "most_data_bytes": 100_000}
+# How many times slower the device is. Megatron and DeepSpeed ask it for a number in each step, so that their steps wait
+# for the host, whose times are real: what is drawn must be longer than a busy host is late.
+FRAMEWORKS = {"FSDP2": 1, "DDP": 1, "Megatron": 3, "ZeRO-3": 3}
+KERNEL_US, COLLECTIVE_US, LINK_GBS, EXTRA_MS = 200, 600, 0.15, (10, 80)
 WINDOW: dict[str, Any] = {
     "every_n_steps": 1000, "repeats": 1, "profiled_steps": 2, "warmup_steps": 0,
     "steps_per_block": 1, "spread": False, "max_overhead": None,
@@ -164,12 +166,35 @@ class Zero3(jobs._DeepSpeed):
         with mock.patch.multiple(jobs, _layers=made, WIDTH=WIDTH, BATCH=ROWS, BUCKET_NUMBERS=BUCKET):
             super().__init__(rank, device, 3)
         self._data = _words(rank, device)
+        self._gathers: list[list[Any]] = []
 
     def held(self, layer: int, draw: random.Random) -> Held:
+        """The longest of the gathers of a step that are of this layer alone."""
         del draw
-        own = dict(self.model.layers[layer].named_parameters())  # type: ignore[index,union-attr]
-        num_bytes = 2 * 4 * sum([parameter.ds_tensor.numel() for parameter in own.values()])
-        return _held(layer, "AllGather", num_bytes, [f"layers.{layer}.{name}" for name in own])
+        self._gathers = self._gathers or self._of_a_step()
+        own = {parameter: name for name, parameter in self.model.layers[layer].named_parameters()}  # type: ignore[index,union-attr]
+        of_layer = [gather for gather in self._gathers if all(parameter in own for parameter in gather)]
+        num_bytes, gather = max([(_gathered_bytes(gather), gather) for gather in of_layer], key=lambda one: one[0])
+        return _held(layer, "AllGather", num_bytes, [f"layers.{layer}.{own[parameter]}" for parameter in gather])
+
+    def _of_a_step(self) -> list[list[Any]]:
+        """The parameters of each gather of a step, as DeepSpeed is asked for them: it gathers them by number."""
+        found = []
+        with contextlib.ExitStack() as stack:
+            for parameter in self.model.parameters():
+                gather = parameter.all_gather_coalesced  # type: ignore[attr-defined]
+
+                def noted(parameters: Any, *args: Any, gather: Any = gather, **options: Any) -> Any:
+                    found.append(sorted(parameters, key=lambda one: one.ds_id))
+                    return gather(parameters, *args, **options)
+
+                stack.enter_context(mock.patch.object(parameter, "all_gather_coalesced", noted))
+            _step(self)
+        return found
+
+
+def _gathered_bytes(parameters: Sequence[Any]) -> int:
+    return int(2 * 4 * sum([parameter.ds_tensor.numel() for parameter in parameters]))
 
 
 class Megatron(jobs._Megatron):
@@ -241,10 +266,10 @@ def _train(rank: int, parameters: Parameters, kind: str, numbers: Sequence[int],
             own_ms = _step_ms(job, 5)
             for number in numbers:
                 draw = random.Random(f"{kind} {slow} {number}")
-                one = _drawn(job, draw, slow, own_ms, rank)
+                one = _drawn(job, kind, draw, slow, own_ms, rank)
                 found.append(one)
                 with (
-                    _slowed(one, job, rank),
+                    _slowed(one, job, kind, rank),
                     job.attach(
                         run_dir=f"{folder}/{number}", strict=True, first_step=_next_step(job) + FIRST_STEP, **WINDOW
                     ) as monitor,
@@ -259,11 +284,11 @@ def _next_step(job: Any) -> int:
     return int(job.engine.global_steps) if isinstance(job, Zero3) else 0
 
 
-def _drawn(job: Any, draw: random.Random, slow: str, own_ms: float, rank: int) -> Drawn:
+def _drawn(job: Any, kind: str, draw: random.Random, slow: str, own_ms: float, rank: int) -> Drawn:
     while True:
         held = job.held(draw.randrange(LAYERS), draw) if slow == "layer" else None
-        one = Drawn(held, draw.randrange(2), 1e3 * draw.uniform(10, 80))
-        with _slowed(one, job, rank):
+        one = Drawn(held, draw.randrange(2), FRAMEWORKS[kind] * 1e3 * draw.uniform(*EXTRA_MS))
+        with _slowed(one, job, kind, rank):
             _step(job)
             longer = _step_ms(job, 3) / own_ms - 1
         if longer >= LEAST_LONGER:
@@ -289,7 +314,7 @@ def _step_ms(job: Any, steps: int) -> float:
 
 
 @contextlib.contextmanager
-def _slowed(one: Drawn, job: Any, rank: int) -> Iterator[None]:
+def _slowed(one: Drawn, job: Any, kind: str, rank: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if one.held is not None:
             told = f"{one.held.kernel}:{one.held.num_bytes}:{one.extra_us}"
@@ -298,7 +323,7 @@ def _slowed(one: Drawn, job: Any, rank: int) -> Iterator[None]:
             few = torch.zeros(8, device="cuda")
 
             def more(*_: Any) -> None:
-                for _ in range(round(one.extra_us / LAYERS / TIMES["kernel_us"])):
+                for _ in range(round(one.extra_us / LAYERS / (FRAMEWORKS[kind] * KERNEL_US))):
                     few.add_(1)
 
             for layer in job.model.modules():
@@ -316,7 +341,14 @@ def run(kind: str, numbers: Sequence[int], slow: str, folder: Path) -> list[dict
         slow: ``layer`` or ``rank``.
         folder: for records.
     """
-    told = Parameters(stall_s=30, **TIMES)
+    slower = FRAMEWORKS[kind]
+    told = Parameters(
+        stall_s=30,
+        kernel_us=slower * KERNEL_US,
+        collective_us=slower * COLLECTIVE_US,
+        link_gbs=LINK_GBS / slower,
+        most_data_bytes=100_000,
+    )
     of_rank, _ = run_ranks(_train, 2, told, kind, list(numbers), slow, str(folder), backend="", timeout_s=3600)
     return [_judged(one, folder / str(number)) for number, one in zip(numbers, of_rank, strict=True)]
 
@@ -326,7 +358,7 @@ def _judged(one: Drawn, folder: Path) -> dict[str, Any]:
     (section,), exposed, bound = ideal(found), exposure_of(found), found.bottleneck()
     assert exposed is not None, found.windows
     assert bound is not None
-    first, rank = exposed.found.names[0], bound.late_rank
+    first, rank = exposed.found.names[0], bound.late_rank(exposed.found)
     if one.held is not None:
         said = rank is None and _is(first, one.held) and f"First by name is the {first.collective}".replace("_", "-")
         right = bool(said) and str(said) in section.answer.replace("\u2011", "-")

@@ -190,7 +190,7 @@ class SizedTransfer(msgspec.Struct, frozen=True, gc=False):
 # The kind of collectives of which ranks may have shares of different sizes.
 ALL_TO_ALL = "all_to_all"
 # Times of a kind in a step.
-MAX_BINS = 24
+MAX_BINS = 64
 
 
 class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):

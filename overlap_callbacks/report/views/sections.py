@@ -227,7 +227,7 @@ def ideal(record: Record) -> list[Section]:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
     exposed = exposure_of(record)
     if exposed is not None:
-        late_rank = None if found is None else found.late_rank
+        late_rank = None if found is None else found.late_rank(exposed.found)
         answer = f"{answer} {page_text(exposure_sentence(exposed.found, PAGE, late_rank), 1000)}".strip()
         blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}", folded=True)
     collectives = record.latest("collectives")

@@ -150,7 +150,8 @@ def test_a_long_collective_that_is_hidden_answers_for_those_that_it_makes_late()
     assert exposure_sentence(found).endswith(
         " First by name is the all-reduce of long, for 3.21 ms, with what queues behind it."
     )
-    assert exposure_sentence(found, late_rank=3).endswith(" Most of it is waiting for rank 3, not for a layer.")
+    sentence = exposure_sentence(found, late_rank=3)
+    assert sentence.endswith(" What holds steps up most is waiting for rank 3, not a layer.")
 
 
 def test_what_compute_has_waited_for_already_answers_for_nothing_more() -> None:
