@@ -37,6 +37,9 @@ LAYERS, WIDTH, HEADS, WORDS, LENGTH, ROWS = 12, 64, 4, 1024, 16, 2
 BUCKET = 11 * WIDTH**2
 # What slows steps by less is hidden, and holds nothing up.
 LEAST_LONGER = 0.1
+# Hosts' times are real. A device that is idle for a larger share of its steps waits for a host that is late, on a busy
+# machine: neither what was drawn nor its length is known then.
+MOST_IDLE = 0.1
 # How many times slower the device is. Megatron and DeepSpeed ask it for a number in each step, so that their steps wait
 # for the host, whose times are real: what is drawn must be longer than a busy host is late.
 FRAMEWORKS = {"FSDP2": 1, "DDP": 1, "Megatron": 3, "ZeRO-3": 3}
@@ -333,7 +336,7 @@ def _slowed(one: Drawn, job: Any, kind: str, rank: int) -> Iterator[None]:
 
 
 def run(kind: str, numbers: Sequence[int], slow: str, folder: Path) -> list[dict[str, Any]]:
-    """What is slow in each run, and what the library names first.
+    """What is slow in each run, and what the library names first. Not what is slow, if it was ``host_bound``.
 
     Args:
         kind: of ``FRAMEWORKS``.
@@ -358,6 +361,7 @@ def _judged(one: Drawn, folder: Path) -> dict[str, Any]:
     (section,), exposed, bound = ideal(found), exposure_of(found), found.bottleneck()
     assert exposed is not None, found.windows
     assert bound is not None
+    idle = found.windows[-1].spread["idle_ms"].high / bound.parts.total_ms
     first, rank = exposed.found.names[0], bound.late_rank(exposed.found)
     if one.held is not None:
         said = rank is None and _is(first, one.held) and f"First by name is the {first.collective}".replace("_", "-")
@@ -371,6 +375,8 @@ def _judged(one: Drawn, folder: Path) -> dict[str, Any]:
         "extra_ms": round(one.extra_us / 1e3, 1),
         "longer": round(one.longer, 2),
         "first": f"rank {rank}" if rank is not None else f"{first.name}, {first.collective}",
+        "idle": round(idle, 3),
+        "host_bound": idle > MOST_IDLE,
         "right": right,
     }
 
