@@ -24,4 +24,6 @@ from tests.simulated_gpu import layers
 )
 def test_what_is_slow_is_named_first(kind: str, slow: str, tmp_path: Path) -> None:
     (found,) = layers.run(kind, [0], slow, tmp_path)
-    assert found["right"] or found["host_bound"], found
+    if found["host_bound"]:
+        pytest.skip("the host was late, so what was drawn is not what is slow")
+    assert found["right"], found
