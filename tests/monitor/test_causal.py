@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,9 +17,11 @@ from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.causal import Verdict, levels_of, responses_of
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.gate import delays
 from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import record
+from overlap_callbacks.report.views.causal import causal
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import run_ranks
 from tests.monitor.jobs import kept_logs
@@ -96,6 +100,38 @@ def test_slopes_of_a_job_of_known_slack(tmp_path: Path) -> None:
         assert blocking.verdict is not Verdict.SLACK
     assert holds(slack.slope, 0.0)
     assert slack.verdict is not Verdict.BLOCKING
+
+
+MISSED = range(44, 46)  # steps of the only causal window
+
+
+def _train_and_miss(rank: int, folder: str) -> list[float]:
+    """Rank 1 cannot delay its collectives in some steps."""
+    tensor, found = torch.zeros(8), []
+    options: dict[str, Any] = {**SCHEDULE, "first_step": 3, "every_n_steps": 32}
+    with OverlapMonitor(
+        Schedule(**options), [JsonlSink(folder)], causal=True, max_overhead=None, power=False, strict=True
+    ) as monitor:
+        for step in range(66):
+            monitor.step_begin(step)
+            tensor.fill_(step)
+            misses = rank == 1 and step in MISSED
+            with mock.patch.object(delays, "can_be_delayed", return_value=False) if misses else nullcontext():
+                dist.all_reduce(tensor, async_op=True).wait()
+            found.append(float(tensor[0]))
+            monitor.step_end()
+    return found
+
+
+@pytest.mark.nightly
+def test_a_delay_that_another_rank_misses_is_left_out_and_said(tmp_path: Path) -> None:
+    assert run_ranks(_train_and_miss, 2, str(tmp_path)) == [[2.0 * step for step in range(66)]] * 2
+    found = record.read(tmp_path)
+    (window,) = found.causal
+    assert (window.missed, window.missed_steps) == (0, len(MISSED))  # rank 0 missed none
+    assert window.step_ms.count(None) >= len(MISSED)
+    (section,) = causal(found)
+    assert section.answer.endswith(" Left out, as a rank could not delay all: 2 steps.")
 
 
 def test_options_that_leave_no_causal_window_are_refused() -> None:

@@ -35,8 +35,9 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
         delayed: what was delayed; its ``delay_ms`` is what a member's longest delay measured on rank 0, as planned if
             rank 0 issues no member.
         levels: of each step: its delay is so many halves of the longest.
-        step_ms: of each step; None for one that does not count, or in which not all members were delayed.
+        step_ms: of each step; None for one that does not count, or in which some rank did not delay all members.
         missed: members of rank 0 that could not be delayed, in all steps.
+        missed_steps: steps that do not count because some rank could not delay all its members.
         charged_ms: of training time.
     """
 
@@ -46,4 +47,5 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
     levels: tuple[int, ...]
     step_ms: tuple[float | None, ...]
     missed: int = 0
+    missed_steps: int = 0
     charged_ms: float = 0.0

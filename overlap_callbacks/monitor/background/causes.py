@@ -17,6 +17,7 @@ from statistics import fmean
 
 import msgspec
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.causal import LEVELS, next_set, response_of, responses_of
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
@@ -27,6 +28,7 @@ from overlap_callbacks.gate.delays import CallKey, Delayable
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import with_times
+from overlap_callbacks.monitor.background.tree import Exchange
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredWindow
 from overlap_callbacks.monitor.window_cost import WindowCost
@@ -38,6 +40,8 @@ _EVERY = 2
 _MOST_LOST = 3
 # Maximum time that the order check waits for the record of earlier starts, which is read on the reporting thread.
 _READ_S = 1.0
+# In place of the missed steps of a rank that did not say, or has not measured the window to its end.
+ALL_STEPS = -1
 
 
 OwnCalls = Mapping[DelayedCall, tuple[CallKey, Delayable]]  # what ``delayable`` finds in a rank's step
@@ -101,12 +105,27 @@ class Causes:
             return next_set(first, responses_of(self._windows), step_ms, given_up)
 
     def report(
-        self, window: MeasuredWindow, cost: WindowCost, await_normal_steps: Callable[[WindowCost], None]
+        self,
+        window: MeasuredWindow,
+        cost: WindowCost,
+        await_normal_steps: Callable[[WindowCost], None],
+        gathered: Callable[[set[int]], set[int]],
+        send_up: Callable[[bytes], None],
     ) -> list[CausalWindow]:
-        """Measure a closed causal window and charge it; returned on rank 0, for the record, if it can be used."""
+        """Measure a closed causal window and charge it; returned on rank 0, for the record, if it can be used.
+
+        ``gathered`` adds to the steps in which this rank missed a delay those of the ranks below it.
+        """
         await_normal_steps(cost)
         assert window.delayed is not None
-        found, longer_ms = causal_window_of(window)
+        missed = gathered(missed_steps(window))
+        send_up(msgspec.msgpack.encode(sorted(missed)))
+        found, longer_ms = causal_window_of(window, missed)
+        if self._chooses and window.complete and ALL_STEPS in missed:
+            logger.warning(
+                "overlap-callbacks: window %d of delays does not count: no report came from some ranks [OC330]",
+                window.number,
+            )
         lost = cost.lost((), 0.0)
         cost_ms = max(longer_ms, 0.0 if lost is None else lost.ms)
         self._budget.charge(window.number, cost.opened_ns, cost_ms / 1e3, lambda: cost.cost_after_report_ms)
@@ -140,11 +159,35 @@ def by_dimension(
     )
 
 
-def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float]:
-    """A closed causal window, None if it cannot be used; and how much longer than undelayed its steps took, ms."""
+def gather_missed(
+    exchange: Exchange, key: str, timeout_s: float, stop: Callable[[float], bool], own: set[int]
+) -> set[int]:
+    """The missed steps of this rank (``own``) and those below it, with ``ALL_STEPS`` if one does not say in time."""
+    steps = set(own)
+    heard = exchange.gather(key, exchange.tree.patience_s(timeout_s), stop)
+    for child in exchange.tree.children:
+        try:
+            steps |= set(msgspec.msgpack.decode(heard.get(child, b""), type=list[int]))
+        except msgspec.DecodeError:
+            steps.add(ALL_STEPS)
+    return steps
+
+
+def missed_steps(window: MeasuredWindow) -> set[int]:
+    """The delayed steps in which this rank could not delay all that it should; ``ALL_STEPS`` if it broke off."""
+    steps = [step for step in window.steps if step.plan.part is Part.DELAYED]
+    missed = {place for place, step in enumerate(steps) if len(step.log.delays) < len(window.delayed_keys)}
+    return missed if window.complete else {ALL_STEPS}
+
+
+def causal_window_of(window: MeasuredWindow, missed: set[int]) -> tuple[CausalWindow | None, float]:
+    """A closed causal window, None if it cannot be used; and how much longer than undelayed its steps took, ms.
+
+    ``missed``: as ``missed_steps``, of all ranks.
+    """
     delayed, wanted = window.delayed, len(window.delayed_keys)
     steps = [step for step in window.steps if step.plan.part is Part.DELAYED]
-    if delayed is None or not window.complete or not steps:
+    if delayed is None or not window.complete or not steps or ALL_STEPS in missed:
         return None, 0.0
     clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
     steps = with_times(steps)
@@ -158,8 +201,9 @@ def causal_window_of(window: MeasuredWindow) -> tuple[CausalWindow | None, float
         first_step=window.first_step,
         delayed=msgspec.structs.replace(delayed, delay_ms=fmean(longest)) if longest else delayed,
         levels=tuple([step.plan.level for step in steps]),
-        step_ms=tuple([None if step.spoilt or len(step.log.delays) < wanted else step.ms for step in steps]),
+        step_ms=tuple([None if step.spoilt or place in missed else step.ms for place, step in enumerate(steps)]),
         missed=wanted * len(steps) - sum([len(step.log.delays) for step in steps]),
+        missed_steps=len(missed.intersection(range(len(steps)))),
     ), max(0.0, longer_ms)
 
 

@@ -7,6 +7,7 @@ work does not grow with the job.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -35,7 +36,7 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.causes import Causes
+from overlap_callbacks.monitor.background.causes import Causes, gather_missed
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
@@ -245,7 +246,9 @@ class Reporter:
             if window.tried:
                 self._report_trial(window, cost)
             elif window.delayed is not None:
-                for found in self._causes.report(window, cost, self._await_normal_steps):
+                gathered = functools.partial(gather_missed, self._exchange, key, self._timeout_s, self._is_over)
+                send_up = functools.partial(self._send_up, key=key)
+                for found in self._causes.report(window, cost, self._await_normal_steps, gathered, send_up):
                     self._sinks.log_causal(found)
             else:
                 self._report_with_cost(window, cost, key, tokens_per_step)
@@ -277,7 +280,7 @@ class Reporter:
         own = msgspec.structs.replace(own, environment=self._environment())
         part = gather_from_children(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
-            self._send_up(part, key)
+            self._send_up(encode(part), key)
             return
         cost.work_began()
         arm, silent = window.compared_with, self._exchange.unheard
@@ -341,9 +344,11 @@ class Reporter:
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
 
-    def _send_up(self, part: JobPart, key: str) -> None:
+    def _send_up(self, message: bytes, key: str) -> None:
+        if self._job.rank == 0:
+            return
         patience_s = 0.0 if self._parent_is_slow else self._timeout_s
-        self._parent_is_slow = not self._exchange.send_up(key, encode(part), patience_s, self._stop.is_set)
+        self._parent_is_slow = not self._exchange.send_up(key, message, patience_s, self._stop.is_set)
 
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
         """Wait a bounded time until this rank's messages were read, then delete what is left in the store."""

@@ -42,7 +42,9 @@ def causal(record: Record) -> list[Section]:
         return []
     responses = [finding.response for finding, _ in found]
     blocks = [_table([finding for finding, _ in found]), *_fixes(record, found), *_chart(responses)]
-    return [Section(TITLE, page_sentence(answer(responses)), blocks)]
+    missed = sum([window.missed_steps for window in record.causal])
+    left_out = f" Left out, as a rank could not delay all: {count(missed, 'step')}." if missed else ""
+    return [Section(TITLE, page_sentence(answer(responses)) + left_out, blocks)]
 
 
 def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
