@@ -214,10 +214,11 @@ def exposure_sentence(found: Exposure, style: Style = PLAIN, late_rank: int | No
     Empty where none is. ``late_rank``: waiting for this rank holds steps up most.
     """
     whole, parts = exposed_parts(found, style)
-    return f"Of {whole} {'; '.join(parts)}.{_first_in_words(found, style, late_rank)}" if parts else ""
+    return f"Of {whole} {'; '.join(parts)}.{first_in_words(found, late_rank, style)}" if parts else ""
 
 
-def _first_in_words(found: Exposure, style: Style, late_rank: int | None) -> str:
+def first_in_words(found: Exposure, late_rank: int | None = None, style: Style = PLAIN) -> str:
+    """What holds steps up most, as a sentence that follows another; empty if nothing has a name."""
     if late_rank is not None:
         return f" What holds steps up most is waiting for rank {late_rank}, not a layer."
     first = first_by_name(found)

@@ -16,11 +16,13 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
+from overlap_callbacks.analysis.exposure import first_in_words
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.environment import JobEnvironment
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -156,7 +158,8 @@ class WandbSink(Summaries, Sink):
         self._describe(run, report)
         summary = RunSummary(self._info, self._windows, running=True)
         verdict = run_verdict(summary)
-        texts = {VERDICT: verdict, **(_more_texts(summary, report) if self._detail == "all" else {})}
+        more = _more_texts(summary, report, self._causal.exposure) if self._detail == "all" else {}
+        texts = {VERDICT: verdict, **more}
         self._aggregates |= dict.fromkeys(texts, "none")
         row: dict[str, float | str] = {**texts, **self._numbers(report.values()), STEP_KEY: report.first_step}
         # A window that was cut off at once has nothing to show, and must not represent the run as its last.
@@ -394,11 +397,13 @@ def _is_finished(run: Any) -> bool:
     return bool(getattr(run, "_is_finished", False))
 
 
-def _more_texts(summary: RunSummary, report: OverlapReport) -> dict[str, str]:
+def _more_texts(summary: RunSummary, report: OverlapReport, exposure: Exposure | None) -> dict[str, str]:
     """What bounds the run's steps, with the evidence, and the window's, in a word; what causes the slowdown."""
-    bottleneck = run_bottleneck(summary)
+    bottleneck, first = run_bottleneck(summary), ""
+    if bottleneck is not None and exposure is not None:
+        first = first_in_words(exposure, bottleneck.late_rank(exposure))
     texts = {
-        "overlap/bottleneck": "" if bottleneck is None else bottleneck.sentence(),
+        "overlap/bottleneck": "" if bottleneck is None else bottleneck.sentence() + first,
         "overlap/bound": report.bound,
         "power/verdict": cause_in_words(report.power_verdict) or "",
     }

@@ -115,6 +115,11 @@ class CausalTable:
             self._exposure = over_windows([*filter(None, [self._exposure]), report.exposure])
         self._configuration = {} if run is None else run.configuration
 
+    @property
+    def exposure(self) -> Exposure | None:
+        """Over all windows that count, with the slopes of delays; None if that is not known."""
+        return None if self._exposure is None else with_blocking(self._exposure, slopes_by_name(self.windows))
+
     def content(self) -> dict[str, Table]:
         """The table by its key, and that of names with their slopes; nothing without causal windows."""
         known = self._detailed
@@ -129,8 +134,8 @@ class CausalTable:
             ])  # fmt: skip
         if not rows:
             return {}
-        named = () if self._exposure is None else with_blocking(self._exposure, slopes_by_name(self.windows)).names
-        names = {NAMES_TABLE: _table(NAME_COLUMNS, named)} if named else {}
+        named = self.exposure
+        names = {} if named is None or not named.names else {NAMES_TABLE: _table(NAME_COLUMNS, named.names)}
         return {CAUSAL_TABLE: Table(CAUSAL_COLUMNS, rows), **names}
 
 

@@ -95,6 +95,7 @@ def test_verdicts_are_text_in_the_summary(tmp_path: Path) -> None:
     found = summary(tmp_path)
     assert found["overlap/bound"] == "compute"
     assert found["overlap/bottleneck"].startswith("Steps are compute-bound")
+    assert " First by name is the reduce-scatter of layers.0, for " in found["overlap/bottleneck"]
     assert " of communication is hidden; exposed communication takes " in found["overlap/verdict"]
     assert found["power/verdict"].startswith("clock throttled by power cap: SM clock 1695 MHz")
 
