@@ -18,7 +18,8 @@ from statistics import fmean
 import msgspec
 
 from overlap_callbacks._log import logger
-from overlap_callbacks.analysis.causal import LEVELS, next_set, response_of, responses_of
+from overlap_callbacks.analysis.causal import LEVELS, next_set, response_of, responses_of, slopes_by_name
+from overlap_callbacks.analysis.exposure import with_blocking
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -84,12 +85,15 @@ class Causes:
                     self._windows += earlier.causal
         self._is_open.set()
 
-    def note(self, report: OverlapReport) -> None:
-        """Note which collectives a window of the usual kind found exposed."""
-        if report.exposure is not None and report.exposure.names:
-            names = grouped(report.exposure.names, lambda row: (row.collective, row.name))
-            with self._lock:
-                self._exposed_ms = {key: sum([row.exposed_ms for row in rows]) for key, rows in names.items()}
+    def note(self, report: OverlapReport) -> OverlapReport:
+        """Note which collectives a window of the usual kind found exposed; returned with their slopes so far."""
+        if report.exposure is None or not report.exposure.names:
+            return report
+        names = grouped(report.exposure.names, lambda row: (row.collective, row.name))
+        with self._lock:
+            self._exposed_ms = {key: sum([row.exposed_ms for row in rows]) for key, rows in names.items()}
+            slopes = slopes_by_name(self._windows)
+        return msgspec.structs.replace(report, exposure=with_blocking(report.exposure, slopes)) if slopes else report
 
     def choose(self, window: int, of_ranks: Iterable[bytes], step_ms: float) -> DelayedSet | None:
         """What a window is to delay, of what the ranks have encoded; None for a window of the usual kind."""

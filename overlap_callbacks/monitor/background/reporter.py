@@ -309,7 +309,7 @@ class Reporter:
             self._sinks.log_arm(of_arm)
             self._decide(of_arm, charged_s)
             return
-        self._causes.note(report)
+        report = self._causes.note(report)
         report = msgspec.structs.replace(self._in_record.without(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)

@@ -94,5 +94,27 @@ def test_a_resumed_job_goes_on_with_what_its_record_has(same_job: bool, tmp_path
     assert chosen.members == (members[:1] if same_job else members)
 
 
+def test_a_window_of_the_usual_kind_has_the_slopes_so_far(tmp_path: Path) -> None:
+    member, levels = DelayedCall("_reduce_scatter_base_", "data", 0, "layers.0"), levels_of(54)
+    window = CausalWindow(
+        window=1, first_step=0, delayed=DelayedSet((member,), 10.0), levels=levels,
+        step_ms=tuple([100.0 + 5 * level for level in levels]),
+    )  # fmt: skip
+    for start in range(2):
+        sink = JsonlSink(tmp_path)
+        sink.open(run_info())
+        if start == 0:
+            sink.log(window_report(0))
+            sink.log_causal(window)
+        sink.close()
+    causes = Causes(WindowBudget(None), chooses=True)
+    causes.open(sink.path, run_info())
+    found = causes.note(window_report(1)).exposure
+    assert found is not None
+    assert {row.name: row.blocking for row in found.names} == {
+        "layers.0": pytest.approx(1.0), "layers.7.mlp.linear_fc2": None,
+    }  # fmt: skip
+
+
 def encoded() -> bytes:
     return encoded_calls(delayable([call("7", "tensor", ""), call("7", "tensor", "")]))
