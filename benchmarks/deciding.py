@@ -35,6 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import intervals
+from overlap_callbacks.analysis.arm_costs import Stretch
 from overlap_callbacks.analysis.deciding import Choice, Decider
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.decision import Why
@@ -48,7 +49,10 @@ SLOTS, STEP_S, EVERY_N_STEPS, ARM_STEPS = 160, 0.1, 500, 32
 WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, and how well that is known
 PACE_ERROR = 0.02  # by how much the time from window to window varies
 BUDGET, WRONG = 0.005, 0.05
+NOTICE_S = 10.0  # until all ranks have turned an arm off
+_PARTS = [part / 200 for part in range(1, 201)]
 PATIENCE = 64
+SLOWS_DOWN = "four arms, the job slows down"  # by a tenth, for a reason of its own
 # Degrees of freedom of a recorded window's own error: 16 blocks, less a trend and the modes.
 _RECORDED_DEGREES = 11.0
 
@@ -123,9 +127,10 @@ SCENARIOS: dict[str, Effects] = {
     "wins less": {**FOUR, "faster": _changing(0.08, 0.03)},
     "turns faster": {**FOUR, "same": _changing(0.0, 0.10)},
 }
-# Arms that windows see win, and that lose between them, where they are always on: nothing shows it.
+# Arms that windows see win, and that lose between them, where they are always on: only the job's pace shows it.
 WHEN_KEPT: dict[str, Effects] = {"loses when always on": _always(faster=-0.01)}
 SCENARIOS |= dict.fromkeys(WHEN_KEPT, FOUR)
+SCENARIOS[SLOWS_DOWN] = FOUR
 NOISES = ("recorded", "effect varies", "drift", "rhythm", "rhythm unknown", "rare stalls")
 # Every scenario with recorded windows; these with all noises.
 WITH_ALL = ("four arms", "nothing differs", "all are a little slower", "turns slower")
@@ -157,21 +162,33 @@ class Replay(NamedTuple):
 
 
 def replay(
-    rng: np.random.Generator, effects: Effects, errors: Errors, slots: int = SLOTS, when_kept: Effects | None = None
+    rng: np.random.Generator,
+    effects: Effects,
+    errors: Errors,
+    *,
+    when_kept: Effects | None = None,
+    slows_down: bool = False,
 ) -> Replay:
     """Run one job. ``when_kept``: effects of arms between windows, where they are others than in them."""
     when_kept = {**effects, **(when_kept or {})}
     arms = {name: ComparedArm(name, equal_results=True) for name in effects}
     decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True)
-    drawn = rng.integers(0, len(errors.value), slots)
+    drawn = rng.integers(0, len(errors.value), SLOTS)
     now_s = own_s = cost_s = dearest_s = 0.0
     over_s, kept, windows, next_window = -math.inf, "", 0, 0
     behind_s = -math.inf
     chosen: list[tuple[str, int, float]] = []
     kept_slots, given_up = [], []
-    for slot in range(slots):
-        choice = decider.choose(slot, now_s, ARM_STEPS) if slot >= next_window else Choice()
-        next_window = max(next_window, choice.next_window)
+    turned = Turned()
+    for slot in range(SLOTS):
+        if slot >= next_window:
+            choice = decider.choose(slot, now_s, ARM_STEPS)
+            next_window = choice.next_window
+            turned = Turned(decider.kept, decider.turn_on(slot))
+        else:
+            choice = Choice()
+            if decider.has_slowed(slot, now_s):
+                turned.end()
         if choice.arm:
             log_effect = math.log1p(effects[choice.arm](slot))
             extra_s = STEP_S * math.expm1(-log_effect)
@@ -192,18 +209,49 @@ def replay(
             over_s = max(over_s, cost_s - BUDGET * now_s - dearest_s)
         if decider.kept != kept:
             left_out = decider.decision().left_out
-            if kept and any(one.arm == kept and one.why is Why.STOPPED for one in left_out):
+            if kept and any(one.arm == kept and one.why in (Why.STOPPED, Why.NOT_KEPT) for one in left_out):
                 given_up.append(slot)
             kept = decider.kept
             if kept:
                 chosen.append((kept, slot, when_kept[kept](slot)))
-        effect = when_kept[kept](slot) if kept else 0.0
-        kept_slots.append(effect)
+        effect = when_kept[turned.arm](slot) if turned.arm else 0.0
         slot_s = EVERY_N_STEPS * STEP_S * math.exp(PACE_ERROR * rng.normal())
+        slot_s *= 1.1 if slows_down and slot >= SLOTS // 2 else 1.0
+        share = turned.share_of(slot_s / (1 + effect))
+        kept_slots.append(share * effect)
         own_s += slot_s
-        now_s += slot_s / (1 + effect)
+        now_s += share * slot_s / (1 + effect) + (1 - share) * slot_s
         behind_s = max(behind_s, now_s - own_s - BUDGET * now_s - dearest_s)
     return Replay(chosen, kept, kept_slots, given_up, over_s, behind_s, cost_s, own_s - now_s, windows)
+
+
+class Turned:
+    """A stretch with an arm turned on, as a job's ranks have it: it ends ``NOTICE_S`` after it was to."""
+
+    def __init__(self, arm: str = "", stretch: Stretch | None = None) -> None:
+        self.arm = arm
+        self._stretch = stretch
+        self._left_s = math.inf if stretch is not None else 0.0  # until it goes back
+
+    def end(self) -> None:
+        """Have all ranks go back."""
+        self._left_s = min(self._left_s, NOTICE_S)
+
+    def share_of(self, slot_s: float) -> float:
+        """The share of a slot that has the arm; with it the whole slot takes ``slot_s``."""
+        stretch = self._stretch
+        if stretch is None or self._left_s <= 0:
+            return 0.0
+        began_s, windows, lost_s = stretch.on_s, stretch.windows, stretch.lost_s
+        most_s = max(lost_s, lost_s + slot_s - stretch.own_s)
+        for part in _PARTS if 2 * most_s > stretch.allowed_s else ():
+            stretch.on_s, stretch.windows = began_s + part * slot_s, windows + part
+            if self._left_s == math.inf and stretch.is_used_up():
+                self._left_s = part * slot_s + NOTICE_S
+        share = min(1.0, self._left_s / slot_s)
+        stretch.on_s, stretch.windows = began_s + share * slot_s, windows + share
+        self._left_s -= share * slot_s
+        return share
 
 
 def _report(arm: ComparedArm, window: int, log_speedup: float, error: float, degrees: float) -> ArmReport:
@@ -274,8 +322,8 @@ def measure(number: int, only: list[str] | None, found: dict[str, Any]) -> Itera
                 errors = recorded() if noise == "recorded" else simulated(rng, noise, 400)
             always = WHEN_KEPT.get(name)
             jobs = [
-                replay(np.random.default_rng([36, job]), SCENARIOS[name], errors, when_kept=always)
-                for job in range(number)
+                replay(rng, SCENARIOS[name], errors, when_kept=always, slows_down=name == SLOWS_DOWN)
+                for rng in [np.random.default_rng([36, job]) for job in range(number)]
             ]
             found[f"{name}, {noise}"] = judged(jobs, SCENARIOS[name])
             yield f"{name}, {noise}"

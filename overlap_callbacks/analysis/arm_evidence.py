@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from overlap_callbacks.analysis.arm_costs import KeptAccount
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.decision import LeftOut
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -110,34 +111,34 @@ class ArmEvidence:
 
 @dataclass(eq=False)
 class BestArm:
-    """The best arm, and when it is checked again: each distance is twice the one before, while nothing is in doubt.
-
-    So if it turned as much slower as it was faster, just after a check, no more is lost until the next one than was
-    won before. If it turned far slower, the job's pace shows it.
-    """
+    """The best arm, and when it is checked again: each distance is twice the one before, while nothing is in doubt."""
 
     arm: ArmEvidence
     since: int  # window
     num_windows: int  # of all arms until then
     watch: Watch
-    checked_s: float  # training time at the last check, or when it was chosen
-    won_s: float = 0.0  # training time saved since it was chosen: between two checks, by the mean of what they say
+    account: KeptAccount = field(default_factory=KeptAccount)
     others_before: float = math.inf
     distance: int = 1
     next_window: int = 0
-    last_look: tuple[int, float] | None = None  # window and time
-    paces_s: list[float] = field(default_factory=list)  # time from window to window, of the last looks
+    paces_s: list[float] = field(default_factory=list)  # time from window to window while it is on, the last ones
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self.watch.doubts or self.account.was_used_up
+
+    @property
+    def rate(self) -> float:
+        """Share of time that it loses should it turn as much slower as it was faster."""
+        return math.expm1(self.watch.effect)
 
     def is_due(self, window: int) -> bool:
         # A step number that goes back takes window numbers with it.
-        return window >= self.next_window or window < self.next_window - self.distance
+        is_past = window >= self.next_window or window < self.next_window - self.distance
+        return is_past or self.account.was_used_up
 
-    def look(self, window: int, now_s: float) -> bool:
+    def look(self, window: int, pace_s: float) -> bool:
         """Whether the job has slowed down since the last looks by all that the arm wins; then it is checked at once."""
-        before, self.last_look = self.last_look, (window, now_s)
-        if before is None or window <= before[0]:
-            return False
-        pace_s = (now_s - before[1]) / (window - before[0])
         usual_s = median(self.paces_s) if self.paces_s else math.inf
         self.paces_s = [*self.paces_s[1 - _PACES :], pace_s]
         if pace_s <= max(math.exp(self.watch.effect), _SLOWED) * usual_s:
@@ -145,13 +146,8 @@ class BestArm:
         self.next_window = window
         return True
 
-    def account(self, training_s: float) -> None:
-        """Add what it has won since the last check."""
-        before, now = self.arm.windows[-2:]
-        self.won_s += (before.value + now.value) / 2 * (training_s - self.checked_s)
-        self.checked_s = training_s
-
     def checked(self, window: int) -> None:
+        self.account.was_used_up = False
         self.distance = 1 if self.watch.doubts else min(2 * self.distance, MOST_APART)
         self.next_window = window + self.distance
 

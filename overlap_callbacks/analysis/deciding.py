@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.arm_costs import ArmCosts, Stretch
 from overlap_callbacks.analysis.arm_evidence import MOST_APART, ArmEvidence, BestArm, Watch
 from overlap_callbacks.analysis.arms import SEQUENTIAL
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
@@ -34,8 +35,6 @@ _WORTH = 0.005
 _TRIALS = 3
 # So many windows in a row that do not count are no accident.
 _IN_VAIN = 4
-# A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
-_UNHEARD = 4
 
 
 class Choice(NamedTuple):
@@ -59,8 +58,8 @@ class Choice(NamedTuple):
 class Decider:
     """Rank 0: decides about arms. Its methods are called one at a time, from any thread.
 
-    At every moment the windows and trials that it begins cost at most ``budget`` of the time since the first of them,
-    plus the dearest one begun.
+    At every moment the windows and trials that it begins, and the arm that is kept, cost at most ``budget`` of the time
+    since the first of them, plus the dearest one begun.
 
     Args:
         arms: in the user's order; names are unique.
@@ -88,7 +87,7 @@ class Decider:
         self._budget, self._wrong, self._keeps = budget, wrong, keeps
         self._pooling = Pooling(all_looks=True, confidence=1 - wrong / len(arms))
         self._lines = lines or {}
-        self._costs = _Costs(budget)
+        self._costs = ArmCosts(budget)
         self._best: BestArm | None = None
         self._advised: BestArm | None = None
         self._last = 0, 0  # the last window that led to something, and its first step
@@ -102,7 +101,6 @@ class Decider:
             now_s: time on a clock that does not go back.
             arm_steps: steps with the arm in a whole window.
         """
-        self._costs.at(now_s)
         self.has_slowed(window, now_s)
         if self._costs.awaited():
             return Choice(reason="the window before it has no result yet")
@@ -112,7 +110,10 @@ class Decider:
                 next_window = min(next_window, window + _LOOKS_APART)
                 return Choice(next_window=next_window, reason="the best arm is checked again later")
             return Choice(next_window=window + MOST_APART, reason="no arm is left to measure")
-        wait_s = self._costs.unpaid_s(0.0)
+        # What the best arm may lose comes before windows of others.
+        best, wait_s = self._best, self._costs.unpaid_s(0.0)
+        if best is not None and not self._is_held(due[0]):
+            wait_s = max(wait_s, self._costs.short_s(best.rate, in_doubt=best.is_in_doubt) / self._budget)
         if wait_s > 0:
             return Choice(wait_s=wait_s, reason="training pays for earlier windows first")
         waits = []
@@ -130,8 +131,21 @@ class Decider:
         return Choice(wait_s=min(waits), reason="training pays for the next window first")
 
     def has_slowed(self, window: int, now_s: float) -> bool:
-        """Whether the job has slowed down since the last look by all that the best arm wins: check it at once."""
-        return any([held.look(window, now_s) for held in self._all_held])
+        """Whether the job has slowed down since the last look by all that the kept arm wins: check it at once."""
+        pace_s = self._costs.look(window, now_s)
+        return pace_s is not None and self._best is not None and self._best.look(window, pace_s)
+
+    def turn_on(self, window: int) -> Stretch | None:
+        """Begin a stretch with the kept arm after a window; None if it may not be turned on now."""
+        best = self._best
+        if best is not None:
+            best.account.end_stretch(math.expm1(best.arm.center))
+            if self._costs.is_refuted():
+                self._leave_out(best.arm, Why.NOT_KEPT, window)
+                self._bring_back(best.arm)
+                self._settle(best.arm, window)
+        best = self._best
+        return None if best is None else self._costs.turn_on(window, best.rate, in_doubt=best.is_in_doubt)
 
     def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
         """Note the report of an arm's window, of sequential steps an ``OverlapReport``.
@@ -144,7 +158,7 @@ class Decider:
         if arm is None:
             return
         arm.costs_s.append(max(0.0, cost_s))
-        self._costs.least_s = min(self._costs.least_s, arm.costs_s[-1])
+        self._costs.window_costs(cost_s)
         self._last = report.window, report.first_step
         # Where training was interrupted, that says nothing of the arm; but the best one must be checked.
         if report.complete or self._is_held(arm):
@@ -173,6 +187,7 @@ class Decider:
         arm.is_fixed = True
         if self._best is not None and self._best.arm is arm:
             self._best, self._advised = None, self._best
+            self._costs.keep(None)
 
     @property
     def kept(self) -> str:
@@ -227,13 +242,13 @@ class Decider:
 
     def _watch(self, arm: ArmEvidence, window: int) -> None:
         for held in [held for held in self._all_held if held.arm is arm]:
-            held.account(self._costs.training_s)
-            if held.watch.has_stopped(arm.logs[-1]):
+            has_stopped = held.watch.has_stopped(arm.logs[-1])
+            held.checked(window)
+            if has_stopped:
                 self._leave_out(arm, Why.STOPPED, window)
                 self._bring_back(arm)
-                if self._keeps and held is self._best:
-                    self._costs.spent_s += max(0.0, -held.won_s)
-            held.checked(window)
+            elif held.account.stretch is not None:
+                held.account.stretch.allowed_s = self._costs.allowed_s
 
     def _settle(self, arm: ArmEvidence, window: int) -> None:
         """Leave out arms by what is known now that ``arm`` has another window, and choose the best."""
@@ -249,6 +264,7 @@ class Decider:
                 if may_replace and len(arm.logs) >= _LEAST_PAIRS and one.is_behind(ahead, self._pooling):
                     self._leave_out(one, Why.BEHIND, window, than=ahead.arm.name)
         self._best = self._held(self._best, window, may_be_kept=True)
+        self._costs.keep(self._best.account if self._keeps and self._best is not None else None)
         self._advised = self._held(self._advised, window, may_be_kept=False)
         self._end_search(window)
 
@@ -268,7 +284,7 @@ class Decider:
         if any([watch.has_stopped(log) for log in best.logs][-1:]):  # it won at first, and no longer does
             return None
         num_windows = sum([len(arm.windows) for arm in self._arms.values()])
-        return BestArm(best, window, num_windows, watch, self._costs.training_s)
+        return BestArm(best, window, num_windows, watch)
 
     def _end_search(self, window: int) -> None:
         """Leave out the arms that are not told apart from the best after as many windows as it took to find that."""
@@ -310,7 +326,7 @@ class Decider:
             arm = self._arms.get(_arm_of(report, self._arms))
             if arm is not None and report.lost_ms is not None:
                 arm.costs_s.append(max(0.0, report.lost_ms / 1e3))
-                self._costs.least_s = min(self._costs.least_s, arm.costs_s[-1])
+                self._costs.window_costs(arm.costs_s[-1])
             if arm is not None and arm.arm.name not in anew:
                 arm.add(_speedup_of(report), self._pooling)
         if decided is not None:
@@ -323,65 +339,12 @@ class Decider:
             arm = None if winner is None else self._arms.get(winner.arm)
             if winner is None or arm is None or not arm.windows:
                 continue
-            held = BestArm(arm, winner.window, winner.num_windows, Watch.of(arm), self._costs.training_s)
+            held = BestArm(arm, winner.window, winner.num_windows, Watch.of(arm))
             if arm.may_be_kept:
                 self._best = held
+                self._costs.keep(held.account if self._keeps else None)
             else:
                 self._advised = held
-
-
-# -- what arms cost
-
-
-class _Costs:
-    """What windows and trials have cost, and whether the budget has room for another."""
-
-    def __init__(self, budget: float) -> None:
-        self._budget = budget
-        self.spent_s = 0.0
-        self.training_s = 0.0
-        self.owed_s = 0.0  # of an earlier start: what its training had not paid for
-        self.least_s = math.inf  # cost of the cheapest window
-        self._began_s: float | None = None
-        self._dearest_s = 0.0
-        self._begun: dict[str, float] = {}  # expected costs of those without a result
-        self._unheard = 0
-
-    @property
-    def base_s(self) -> float:
-        """What any window costs, whatever its arm; 0 before the first."""
-        return self.least_s if self.least_s < math.inf else 0.0
-
-    def at(self, now_s: float) -> None:
-        if self._began_s is None:
-            self._began_s = now_s
-        self.training_s = now_s - self._began_s
-
-    def begin(self, name: str, expected_s: float) -> None:
-        self._begun[name] = expected_s
-        self._dearest_s = max(self._dearest_s, expected_s)
-        self._unheard = 0
-
-    def end(self, name: str, cost_s: float) -> None:
-        self._begun.pop(name, None)
-        self.spent_s += max(0.0, cost_s)
-        self._dearest_s = max(self._dearest_s, cost_s)
-
-    def awaited(self) -> bool:
-        """Whether a begun one has no result yet; for a few windows."""
-        if not self._begun:
-            return False
-        self._unheard += 1
-        if self._unheard < _UNHEARD:
-            return True
-        for name, expected_s in list(self._begun.items()):
-            self.end(name, max(expected_s, self._dearest_s))
-        return False
-
-    def unpaid_s(self, cost_s: float) -> float:
-        """Time until one that costs this may begin; 0 if it may now."""
-        planned_s = self.owed_s + self.spent_s + (cost_s if cost_s > self._dearest_s else 0.0)
-        return max(0.0, planned_s / self._budget - self.training_s)
 
 
 # -- speed-ups

@@ -11,6 +11,7 @@ _WHY = {
     Why.BEHIND: "slower than {than}",
     Why.NOT_AHEAD: "not known to be faster than {than}",
     Why.STOPPED: "stopped winning",
+    Why.NOT_KEPT: "wins in windows only: the job was no faster while it was on between them",
     Why.UNMEASURED: "not measured: {reason}",
 }
 

@@ -4,6 +4,8 @@ Rank 0's ruling on a window names the arm. While the window goes on, every rank 
 is one entry of the store, so no two ranks read different ones. It holds from a step that all ranks know to the first
 step of the next window that opens, where all turn the arm off, and vote anew.
 
+Rank 0 counts how long steps take with it, and has all go back before they have cost more than they may (``Stretch``).
+
 A rank turns it on only if it has read, by that step, that all voted yes. Where rank 0 finds between windows that the
 arm no longer wins, it names a step some seconds ahead in the store, from which all train as configured: the others look
 for it off the training path. A rank that does not know, or must go back at once (an exception, an error, ``close()``),
@@ -23,6 +25,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
+from overlap_callbacks.analysis.arm_costs import Stretch
 from overlap_callbacks.gate.process_groups import SequenceNumbers
 from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor.arm_rotation import BoundArm
@@ -64,6 +67,10 @@ class Keeping:
         self._patience_s = _PATIENCE_S
         self._numbers: SequenceNumbers | None = None  # of collectives when the open step began, while it is on
         self._turned_on = 0, 0.0  # at which step, and when
+        self._stretch: Stretch | None = None  # on rank 0
+        self._steps_per_window = 1
+        self.paused_s = 0.0  # in all
+        self._paused_at_s: float | None = None
 
     @property
     def next_step(self) -> int:
@@ -90,11 +97,17 @@ class Keeping:
         self._vote = ballot.begin(ruling, KEEP, f"{arm.arm.name} {from_step}")
         self._state = _State.VOTING
 
+    def limit(self, stretch: Stretch | None, steps_per_window: int) -> None:
+        """On rank 0: have all ranks go back once the steps after the next vote have lost what they may."""
+        self._stretch, self._steps_per_window = stretch, steps_per_window
+
     def between_steps(self, step: int) -> None:
         """Turn what is to be turned before a step outside windows."""
         if self._state is _State.VOTING and step >= self._from_step:
             self._resolve(step)
         watch = self._watch
+        if self._state is _State.ON and self._stretch is not None:
+            self._count(self._stretch, step)
         if self._state is _State.ON and watch is not None and step >= watch.last.step:
             self._end(watch.last.reason, withdraw=not watch.last.is_told)
         if self._state is not _State.ON or self._arm is None:
@@ -106,12 +119,16 @@ class Keeping:
 
     def pause(self, *, within_step: bool) -> None:
         """Something that is not training begins: as configured, unless the open step has begun to communicate."""
+        self._paused_at_s = self._paused_at_s or time.monotonic()
         if self._state is _State.ON and not (within_step and self.has_communicated):
             self._is_paused = True
             self._switch.turn(on=False)
 
     def resume(self) -> None:
         """End the pause."""
+        if self._paused_at_s is not None:
+            self.paused_s += time.monotonic() - self._paused_at_s
+            self._paused_at_s = None
         paused, self._is_paused = self._is_paused, False
         if paused and self._state is _State.ON:
             self._switch.turn(on=True)
@@ -129,8 +146,18 @@ class Keeping:
         if self._state is not _State.ON or self._watch is None:
             return
         first_step, since_s = self._turned_on
-        steps_per_s = max(1, step - first_step) / max(time.monotonic() - since_s, 1e-9)
+        steps_per_s = max(1, step - first_step) / max(self._training_s - since_s, 1e-9)
         self._watch.announce(step + math.ceil(_LOOKS_AHEAD * self._watch.interval_s * steps_per_s))
+
+    def _count(self, stretch: Stretch, step: int) -> None:
+        first_step, since_s = self._turned_on
+        stretch.windows, stretch.on_s = (step - first_step) / self._steps_per_window, self._training_s - since_s
+        if stretch.is_used_up():
+            self.has_slowed(step)
+
+    @property
+    def _training_s(self) -> float:
+        return time.monotonic() - self.paused_s
 
     def end(self, reason: str) -> None:
         """Go back before the next window: on all ranks, as soon as they know. The caller turns the switch."""
@@ -159,7 +186,7 @@ class Keeping:
             # The others may have read a yes.
             self._end("the job's store did not answer in time")
         elif decision.agreed:
-            self._state, self._turned_on = _State.ON, (step, time.monotonic())
+            self._state, self._turned_on = _State.ON, (step, self._training_s)
             watch.start()
         else:
             self._say_off(decision.reason)
@@ -176,7 +203,7 @@ class Keeping:
     def _stop(self, *, withdraw: bool) -> None:
         vote, watch = self._vote, self._watch
         was, self._state = self._state, _State.OFF
-        self._vote, self._numbers, self._from_step = None, None, _FAR
+        self._vote, self._numbers, self._stretch, self._from_step = None, None, None, _FAR
         if vote is not None:
             vote.hurry()
         if watch is not None and was is not _State.OFF:

@@ -320,6 +320,11 @@ class Schedule:
         """Steps that a window has with its arm, given timed blocks of this length."""
         return (len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))) // 2
 
+    @property
+    def steps_per_number(self) -> int:
+        """Steps from one window number to the next."""
+        return self._numbered_by or self.every_n_steps
+
     def numbered_by(self, steps: int) -> Schedule:
         """The same schedule, with the window numbers of one whose windows begin every ``steps`` steps."""
         schedule = self.moved()

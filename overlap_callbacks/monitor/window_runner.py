@@ -347,7 +347,9 @@ class WindowRunner(StepRunner):
         # Without a step between this window and the next one, there is nothing to vote on.
         if ruling.keep and from_step < self.course.schedule.next_window_step(window.marks.first_step + 1):
             session = window.session
-            self._keeping.vote(session.channel, session.ballot, self.arms.named(ruling.keep), ruling.name, from_step)
+            arm, stretch = self.arms.named(ruling.keep), None if session.deciding is None else session.deciding.stretch
+            self._keeping.limit(stretch, self.course.schedule.steps_per_number)
+            self._keeping.vote(session.channel, session.ballot, arm, ruling.name, from_step)
 
     # -- windows
 
@@ -360,7 +362,7 @@ class WindowRunner(StepRunner):
             names = self.arms.available()
             bound = BoundArm(Sequential(), None) if names else None
             if session.deciding is not None:
-                session.deciding.available = names
+                session.deciding.available, session.deciding.paused_s = names, self._keeping.paused_s
         if session is None or bound is None:
             return
         self.num_opened += 1
@@ -413,7 +415,7 @@ class WindowRunner(StepRunner):
     def _skip_unopened(self, window: int, first_step: int) -> None:
         """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
         if (session := self._slot.acquire()) is not None:
-            if session.deciding is not None and session.deciding.has_slowed(window):
+            if session.deciding is not None and session.deciding.has_slowed(window, self._keeping.paused_s):
                 self._keeping.has_slowed(first_step)
             session.reporter.submit_left_out(window, first_step, self.course.skip.reason)
 

@@ -17,6 +17,7 @@ class Why(enum.Enum):
     BEHIND = "behind"  # slower than ``than``, with certainty
     NOT_AHEAD = "not ahead"  # not known to be faster than ``than``, after as many windows as it took to find that
     STOPPED = "stopped"  # it was the best, and stopped winning
+    NOT_KEPT = "not kept"  # its windows show that it wins, and the job is no faster while it is on between them
     UNMEASURED = "unmeasured"  # its windows do not count, or the job cannot have it
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.arm_costs import Stretch
 from overlap_callbacks.analysis.deciding import Decider
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.decision import Decision
@@ -56,7 +57,10 @@ class Deciding:
         self._keep, self._keeps = keep, keeps
         self._arms = {arm.name: arm for arm in arms}
         self._now_s = now_s
-        self.available: tuple[str, ...] = ()  # arms that the job can have; set before ``choose``
+        # Set by the training thread before ``choose``: arms that the job can have, and for how long it did not train.
+        self.available: tuple[str, ...] = ()
+        self.paused_s = 0.0
+        self.stretch: Stretch | None = None  # of the arm that ``kept`` named
         self._lock = threading.Lock()
         self._is_open = threading.Event()
         self._decider: Decider | None = None
@@ -93,18 +97,22 @@ class Deciding:
         self._is_open.set()
 
     def kept(self, window: int) -> str:
-        """The arm to have turned on after a window; empty for the job's own setting."""
+        """The arm to have turned on after a window, for ``stretch``; empty for the job's own setting."""
         with self._lock:
             kept = "" if self._decider is None else self._decider.kept
             heard = self._awaited is None or abs(window - self._awaited) <= _UNHEARD
-            return kept if heard and kept in self._same_order else ""
+            self.stretch = None
+            if self._decider is not None and heard and kept in self._same_order:
+                self.stretch = self._decider.turn_on(window)
+            return kept if self.stretch is not None else ""
 
-    def has_slowed(self, window: int) -> bool:
+    def has_slowed(self, window: int, paused_s: float | None = None) -> bool:
         """Whether the job has slowed down by all that the best arm wins, at a window that cannot check it."""
+        self.paused_s = self.paused_s if paused_s is None else paused_s
         if not self._lock.acquire(blocking=False):  # the training thread asks too
             return False
         try:
-            return self._decider is not None and self._decider.has_slowed(window, self._now_s())
+            return self._decider is not None and self._decider.has_slowed(window, self._now_s() - self.paused_s)
         finally:
             self._lock.release()
 
@@ -112,7 +120,7 @@ class Deciding:
         """The arm of a window, or why there is none."""
         if not self._is_open.wait(_READ_S):
             return None, _skip("the record of earlier starts is still being read")
-        now_s = self._now_s()
+        now_s = self._now_s() - self.paused_s
         with self._lock:
             assert self._decider is not None
             for name in [name for name in self._arms if name not in self.available]:

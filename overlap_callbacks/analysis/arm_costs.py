@@ -1,0 +1,259 @@
+"""What arms cost, and whether there is room for another window, or for an arm to be turned on.
+
+An arm that is kept and turns slower costs before anybody can know. So it is turned on only while what it may lose until
+all ranks have gone back is within the budget, the dearest window, and what it has won; and it goes back before it loses
+more. What it has won is known in two ways: by what its windows say, and by the pace of the job with it and without.
+Windows cannot see an arm that loses where it is always on; the pace may change for reasons of the job's. The worse of
+both counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median, stdev
+
+# Time that ranks take to go back from a kept arm.
+_NOTICE_S = 10.0
+# The pace is known by so many times from window to window, and how much they vary.
+_PACES = 8
+# After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
+# known anew.
+_OLD = 16
+# Standard errors from which the pace refutes what windows show; deviations from which the job has another pace.
+_CERTAIN, _SHIFTED = 4.0, 4.0
+# One stretch may be long for a reason of its own, such as a checkpoint.
+_LOSING = 4
+# A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
+_UNHEARD = 4
+
+
+@dataclass(eq=False)
+class Stretch:
+    """Steps with the kept arm turned on, between two windows: how long they take, and may take.
+
+    The training thread of rank 0 notes ``windows`` and ``on_s`` at each step.
+
+    Attributes:
+        own_s: what the job as configured takes from one window to the next.
+        allowed_s: by how much longer than that these steps may take in all.
+        windows: how many windows' distances have passed with the arm.
+        on_s: how long they took.
+    """
+
+    own_s: float
+    allowed_s: float
+    windows: float = 0.0
+    on_s: float = 0.0
+
+    @property
+    def lost_s(self) -> float:
+        """By how much longer it took than the job as configured would have; negative for a gain."""
+        return self.on_s - self.windows * self.own_s
+
+    def is_used_up(self) -> bool:
+        """Whether it has lost what it may, or would while the ranks go back."""
+        return self.lost_s * (1 + _NOTICE_S / max(self.on_s, _NOTICE_S)) > self.allowed_s
+
+
+@dataclass(eq=False)
+class KeptAccount:
+    """What an arm has won since it was chosen.
+
+    Attributes:
+        stretch: the one under way.
+        was_used_up: whether a stretch has lost what it might, since the arm was last checked.
+    """
+
+    stretch: Stretch | None = None
+    was_used_up: bool = False
+    _shown_s: float = 0.0
+    _paced_s: float = 0.0
+    _windows: float = 0.0
+    _num_losing: int = 0  # stretches that lost, the last ones without a gain between them
+
+    @property
+    def won_s(self) -> float:
+        """Training time won; negative for a loss."""
+        return min(self._shown_s, self._paced_s)
+
+    def end_stretch(self, speedup: float) -> None:
+        """Add a stretch. ``speedup``: what windows say."""
+        stretch, self.stretch = self.stretch, None
+        if stretch is not None:
+            self._shown_s += speedup * stretch.on_s
+            self._paced_s -= stretch.lost_s
+            self._windows += stretch.windows
+            self._num_losing = self._num_losing + 1 if stretch.lost_s > 0 else 0
+            self.was_used_up = self.was_used_up or stretch.is_used_up()
+
+    def is_refuted(self, noise_s: float, own_error_s: float) -> bool:
+        """Whether the pace shows with certainty that the job wins nothing with it, whatever windows show.
+
+        ``noise_s``: standard deviation of the pace. ``own_error_s``: standard error of that as configured.
+        """
+        error_s = own_error_s * self._windows + noise_s * math.sqrt(self._windows)
+        is_losing = self._num_losing >= _LOSING and self._paced_s < 0
+        return is_losing and self._shown_s - self._paced_s > _CERTAIN * error_s > 0
+
+
+class _Pace:
+    """Time from window to window in which the job as configured trains."""
+
+    def __init__(self) -> None:
+        self._times_s: list[float] = []
+        self.noise_s = math.inf  # standard deviation
+        self.window = 0  # the last one until which it ran so
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is known by one time only."""
+        return len(self._times_s) < 2
+
+    @property
+    def usual_s(self) -> float | None:
+        return median(self._times_s) if self._times_s else None
+
+    @property
+    def error_s(self) -> float:
+        """Standard error."""
+        return self.noise_s / math.sqrt(max(1, len(self._times_s)))
+
+    def add(self, window: int, time_s: float) -> None:
+        usual_s = self.usual_s
+        if usual_s is not None and abs(time_s - usual_s) > _SHIFTED * self.noise_s:  # the job has another pace now
+            self._times_s = []
+        self._times_s, self.window = [*self._times_s[1 - _PACES :], time_s], window
+        if len(self._times_s) == _PACES:
+            self.noise_s = stdev(self._times_s)
+
+
+class ArmCosts:
+    """What windows, trials and the kept arm have cost.
+
+    At every moment they cost at most ``budget`` of the time since the first of them, plus the dearest one begun.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.training_s = 0.0
+        self.owed_s = 0.0  # of an earlier start: what its training had not paid for
+        self.base_s = 0.0  # what any window costs, whatever its arm; 0 before the first
+        self._spent_s = self._windows_s = 0.0  # in all, and by windows and trials
+        self._kept: KeptAccount | None = None
+        self._dropped: Stretch | None = None  # of an arm that is kept no longer
+        self._pace = _Pace()
+        self._began_s: float | None = None
+        self._last_look: tuple[int, float, float] | None = None  # window, time, and ``_windows_s``
+        self._dearest_s = 0.0
+        self._begun: dict[str, float] = {}  # expected costs of those without a result
+        self._unheard = 0
+
+    @property
+    def spent_s(self) -> float:
+        """By windows, trials, and arms that were kept beyond what they had won."""
+        return self._spent_s + (0.0 if self._kept is None else max(0.0, -self._kept.won_s))
+
+    def look(self, window: int, now_s: float) -> float | None:
+        """Note the time at a window. Returns that since the last look, by window, if the kept arm was on meanwhile."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self.training_s = now_s - self._began_s
+        stretches = [one for one in (self._dropped, self._kept and self._kept.stretch) if one]
+        is_on = any(stretch.on_s > 0 for stretch in stretches)
+        if self._dropped is not None:
+            self._spent_s += max(0.0, self._dropped.lost_s)
+            self._dropped = None
+        before, self._last_look = self._last_look, (window, now_s, self._windows_s)
+        if before is None or window <= before[0]:
+            return None
+        # A window costs time itself.
+        pace_s = max(0.0, now_s - before[1] - (0.0 if is_on else self._windows_s - before[2])) / (window - before[0])
+        if not is_on:
+            self._pace.add(window, pace_s)
+            return None
+        return pace_s
+
+    # -- windows and trials
+
+    def begin(self, name: str, expected_s: float) -> None:
+        self._begun[name] = expected_s
+        self._dearest_s = max(self._dearest_s, expected_s)
+        self._unheard = 0
+
+    def end(self, name: str, cost_s: float) -> None:
+        self._begun.pop(name, None)
+        self._spent_s += max(0.0, cost_s)
+        self._windows_s += max(0.0, cost_s)
+        self._dearest_s = max(self._dearest_s, cost_s)
+
+    def window_costs(self, cost_s: float) -> None:
+        """Note what a whole window costs."""
+        self.base_s = min(self.base_s or math.inf, max(0.0, cost_s))
+
+    def awaited(self) -> bool:
+        """Whether a begun one has no result yet; for a few windows."""
+        if not self._begun:
+            return False
+        self._unheard += 1
+        if self._unheard < _UNHEARD:
+            return True
+        for name, expected_s in list(self._begun.items()):
+            self.end(name, max(expected_s, self._dearest_s))
+        return False
+
+    def unpaid_s(self, cost_s: float) -> float:
+        """Time until one that costs this may begin; 0 if it may now."""
+        planned_s = self.owed_s + self.spent_s + (cost_s if cost_s > self._dearest_s else 0.0)
+        return max(0.0, planned_s / self._budget - self.training_s)
+
+    # -- the arm that is kept
+
+    def keep(self, account: KeptAccount | None) -> None:
+        """Keep this arm and no other, which goes back as soon as the ranks know; what it loses until then counts."""
+        if account is self._kept:
+            return
+        self._spent_s = self.spent_s
+        if self._kept is not None and self._kept.stretch is not None:
+            self._dropped, self._kept.stretch = self._kept.stretch, None
+            self._dropped.allowed_s = -math.inf
+        self._kept = account
+
+    def is_refuted(self) -> bool:
+        """As ``KeptAccount``, of the arm that is kept."""
+        return self._kept is not None and self._kept.is_refuted(self._pace.noise_s, self._pace.error_s)
+
+    def turn_on(self, window: int, rate: float, *, in_doubt: bool) -> Stretch | None:
+        """Begin a stretch with the kept arm after a window; None if it may not be turned on now.
+
+        ``rate``, ``in_doubt``: as ``short_s``.
+        """
+        usual_s = self._pace.usual_s
+        if self._kept is None or usual_s is None or self.short_s(rate, in_doubt=in_doubt) > 0:
+            return None
+        if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
+            return None
+        margin_s = min(self._pace.noise_s, self._at_risk_s(rate, in_doubt) / 2)
+        self._kept.stretch = Stretch(usual_s - min(self._pace.error_s, rate * usual_s / 4), self.allowed_s - margin_s)
+        return self._kept.stretch
+
+    def short_s(self, rate: float, *, in_doubt: bool) -> float:
+        """What is missing for the kept arm to be turned on; 0 if nothing is.
+
+        Args:
+            rate: share of time that it loses should it turn as much slower as it was faster.
+            in_doubt: whether it may have. If so, there must be room for what it loses until the next window, otherwise
+                for that until all ranks have gone back.
+        """
+        return 0.0 if self._kept is None else max(0.0, self._at_risk_s(rate, in_doubt) - self.allowed_s)
+
+    def _at_risk_s(self, rate: float, in_doubt: bool) -> float:
+        usual_s = self._pace.usual_s or 0.0
+        noticed_s = math.inf if in_doubt else rate * _NOTICE_S + 2 * self._pace.noise_s
+        return min(rate * usual_s, noticed_s)
+
+    @property
+    def allowed_s(self) -> float:
+        """What the kept arm may lose now: budget, dearest window and its gains, less what is spent and being spent."""
+        won_s = 0.0 if self._kept is None else max(0.0, self._kept.won_s)
+        spent_s = self.owed_s + self.spent_s + sum(self._begun.values())
+        return self._budget * self.training_s + self._dearest_s + won_s - spent_s
