@@ -20,8 +20,9 @@ _PACES = 8
 # After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
 # known anew.
 _OLD = 16
-# Standard errors from which the pace refutes what windows show; deviations from which the job has another pace.
-_CERTAIN, _SHIFTED = 4.0, 4.0
+# Standard errors from which the pace refutes what windows show. The job has another pace from so many deviations on, and
+# this share.
+_CERTAIN, _SHIFTED, _LEAST_SHIFT = 4.0, 4.0, 0.03
 # One stretch may be long for a reason of its own, such as a checkpoint.
 _LOSING = 4
 # A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
@@ -121,8 +122,8 @@ class _Pace:
 
     def add(self, window: int, time_s: float) -> None:
         usual_s = self.usual_s
-        if usual_s is not None and abs(time_s - usual_s) > _SHIFTED * self.noise_s:  # the job has another pace now
-            self._times_s = []
+        if usual_s is not None and abs(time_s - usual_s) > max(_SHIFTED * self.noise_s, _LEAST_SHIFT * usual_s):
+            self._times_s = []  # the job has another pace now
         self._times_s, self.window = [*self._times_s[1 - _PACES :], time_s], window
         if len(self._times_s) == _PACES:
             self.noise_s = stdev(self._times_s)

@@ -133,7 +133,7 @@ def test_windows_that_rank_0_has_left_out_already_are_not_opened() -> None:
 def test_where_the_job_has_slowed_down_an_arm_is_put_back_at_a_window_that_is_not_opened() -> None:
     bench = Bench(Ruling(Decision.SKIPPED, "why", next_window=4))
     runner, put_back = windows(bench), []
-    bench.slot.acquire().deciding = SimpleNamespace(has_slowed=lambda window: window == 2)
+    bench.slot.acquire().deciding = SimpleNamespace(has_slowed=lambda window, _: window == 2)
     bench.slot.keeping.has_slowed = lambda _: put_back.append(len(bench.reporter.left_out))
     run(runner, *range(2 + 10 * 4))
     assert put_back == [2]  # at the third one

@@ -76,7 +76,12 @@ def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_d
         clock = Clock()
         deciding, window = deciding_at(clock)
         clock.now_s = window * WINDOW_S
-        assert not deciding.has_slowed(window)
+        assert deciding.kept(window) == "fast"
+        assert deciding.stretch is not None
+        for window in (window + 1, window + 2):
+            clock.now_s += WINDOW_S
+            deciding.stretch.on_s += WINDOW_S  # as the training thread notes
+            assert not deciding.has_slowed(window)
         clock.now_s += (1.2 if slows else 1.0) * WINDOW_S
         assert deciding.has_slowed(window + 1) is slows
         assert (deciding.choose(window + 1, ARM_STEPS)[0] is not None) is slows  # checked at once
