@@ -16,7 +16,8 @@ seed: losses and weights must be bit-identical.
 
 ``wrong`` counts jobs that choose an arm which is then slower than the job as configured, or still have it on
 ``PATIENCE`` windows after it turned slower. ``over_budget_s`` is the most, at any moment, by which costs exceed the
-budget and the dearest window: of what was charged, and of what arms in windows are known to cost.
+budget and the dearest window: of what was charged, and of what arms in windows are known to cost. ``behind_s``: the
+same of what arms are known to cost in all steps, that of a kept arm included, less what it wins.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
     arms: list[str] = []  # of each step
     kept: list[str] = []  # of each step outside windows
     known, window_s, began_s = Spending(), 0.0, time.monotonic()
+    behind_s, all_s = -float("inf"), 0.0
     went_back = WentBack()
     for step in range(STEPS):
         went_back.step = step
@@ -155,6 +157,8 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
         steps.sleep(step)
         arms.append(steps.arm)
         kept.append("" if within else steps.arm)
+        all_s += steps.extra_ms(steps.arm, step) / 1e3
+        behind_s = max(behind_s, all_s - SEARCH.budget * (time.monotonic() - began_s) - known.dearest_s)
         window_s += steps.extra_ms(steps.arm, step) / 1e3 if within else 0.0
         monitor.step_end(step)
         if within and not monitor.in_window:
@@ -163,7 +167,7 @@ def train(rank: int, seed: int, kind: str, folder: str) -> dict[str, Any]:
     monitor.close()
     return {
         "digest": training.digest(), "arms": arms, "kept": kept, "left": steps.arm, "went_back": went_back.reasons,
-        "training_s": time.monotonic() - began_s,
+        "training_s": time.monotonic() - began_s, "behind_s": behind_s,
         "charged": [CHARGED.spent_s, CHARGED.dearest_s, CHARGED.over_s],
         "known": [known.spent_s, known.dearest_s, known.over_s],
     }  # fmt: skip
@@ -192,6 +196,7 @@ def job(seed: int) -> dict[str, Any]:
         "chosen_at_step": next((step for step, arm in enumerate(first["kept"]) if arm), None),
         "training_s": round(first["training_s"], 1),
         "over_budget_s": round(max(first["charged"][2], first["known"][2]), 4),
+        "behind_s": round(first["behind_s"], 4),
         "cost_ms": {name: cost[0] for name, cost in spent.items()},
         "dearest_ms": {name: cost[1] for name, cost in spent.items()},
         "left_out": [[one.arm, one.why.value, one.num_windows] for one in (decision.left_out if decision else ())],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from overlap_callbacks.analysis.arm_costs import Stretch
 from overlap_callbacks.gate.arms import Arm
 from overlap_callbacks.gate.switches import SwitchState
 from overlap_callbacks.monitor import keeping as keeping_module
@@ -179,6 +180,28 @@ def test_where_it_no_longer_wins_all_go_back_before_the_same_step(ranks: list[Ra
     assert last[0] == last[1] > FROM_STEP
     assert all(rank.step(last[0] - 1) for rank in ranks)
     assert not any(rank.step(last[0]) for rank in ranks)
+
+
+def test_steps_that_cost_more_than_they_may_take_all_back(ranks: list[Rank]) -> None:
+    # A window's distance of ten steps takes an hour as configured, or no time: then any time is a loss.
+    for own_s, goes_back in ((3600.0, False), (0.0, True)):
+        ranks[0].keeping.limit(stretch := Stretch(own_s, allowed_s=1e-3), steps_per_window=10)
+        turned_on(ranks)
+        ranks[0].keeping.pause(within_step=False)
+        time.sleep(0.01)  # does not count
+        ranks[0].keeping.resume()
+        time.sleep(0.005)
+        ranks[0].step(FROM_STEP + 5)
+        assert stretch.windows == 0.5
+        assert 0.005 <= stretch.on_s <= time.monotonic() - ranks[0].keeping._turned_on[1] - ranks[0].keeping.paused_s
+        watch = ranks[1].keeping._watch
+        assert watch is not None
+        if goes_back:
+            wait_for(lambda: watch.last.step < 2**62)
+            assert not any(rank.step(watch.last.step) for rank in ranks)
+        assert watch.last.is_told is goes_back
+        for rank in ranks:
+            rank.keeping.window_opens()
 
 
 def test_a_rank_in_doubt_goes_back_before_the_step_that_was_named_and_takes_the_others_with_it(
