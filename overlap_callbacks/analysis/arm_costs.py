@@ -20,8 +20,8 @@ _PACES = 8
 # After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
 # known anew.
 _OLD = 16
-# Standard errors from which the pace refutes what windows show. The job has another pace from so many deviations on, and
-# this share.
+# Standard errors from which the pace refutes what windows show. The job has another pace from so many deviations and
+# this share on.
 _CERTAIN, _SHIFTED, _LEAST_SHIFT = 4.0, 4.0, 0.03
 # One stretch may be long for a reason of its own, such as a checkpoint.
 _LOSING = 4

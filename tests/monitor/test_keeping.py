@@ -197,7 +197,7 @@ def test_steps_that_cost_more_than_they_may_take_all_back(ranks: list[Rank]) -> 
         watch = ranks[1].keeping._watch
         assert watch is not None
         if goes_back:
-            wait_for(lambda: watch.last.step < 2**62)
+            wait_for(lambda watch=watch: watch.last.step < 2**62)
             assert not any(rank.step(watch.last.step) for rank in ranks)
         assert watch.last.is_told is goes_back
         for rank in ranks:

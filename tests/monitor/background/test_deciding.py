@@ -78,7 +78,8 @@ def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_d
         clock.now_s = window * WINDOW_S
         assert deciding.kept(window) == "fast"
         assert deciding.stretch is not None
-        for window in (window + 1, window + 2):
+        for _ in range(2):
+            window += 1
             clock.now_s += WINDOW_S
             deciding.stretch.on_s += WINDOW_S  # as the training thread notes
             assert not deciding.has_slowed(window)
