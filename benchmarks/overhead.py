@@ -19,8 +19,10 @@ The JSON file has an ``environment`` and ``figures``, each with the line that wa
 - ``monitor, per step outside a window``: ``us``, and ``empty_us`` of two calls that do nothing.
 - ``monitor, of these the ring of step begins``: ``us``.
 - ``parts of a step, with the optimizer alone`` and ``with the model``: ``us`` added to a step of a small model on one
-  rank, in CPU time of all threads, so with adding the parts up; ``low`` and ``high``, and the same of absent to absent
-  as ``noise_...``; ``marks_us``: of these, the marks themselves, without torch's calls of hooks.
+  rank, in CPU time of the training thread: the median difference to an equal model's step beside it; ``low`` and
+  ``high``; ``undisturbed_us``: the difference of the fastest tenths, for a machine with other tenants; the same after
+  8 MiB of other data as ``cold_...``, and of absent to absent as ``noise_...``; ``marks_us``: of these, the marks
+  themselves, without torch's calls of hooks; ``reporting_us`` a step on the library's own threads; ``load``.
 - ``gate, one collective``: medians in us of each arm (``absent_us``, ``between_windows_us``, ``recording_us``,
   ``backend_select_between_windows_us``, ``backend_select_recording_us``, ``boxing_us``: a kernel that only
   redispatches); ``ratio``, ``low`` and ``high`` of between windows to absent, with the 95 % interval; and
@@ -66,7 +68,7 @@ GOALS = {
     "monitor, per step outside a window": "under 1 us",
     "monitor, of these the ring of step begins": "at most 0.3 us",
     "parts of a step, with the optimizer alone": "at most 2 us",
-    "parts of a step, with the model": "at most 20 us, 0.1 % of a step of 20 ms; of these the marks at most 2 us",
+    "parts of a step, with the model": "at most 2 us, and 20 us after other work: 0.1 % of a step of 20 ms",
     "gate, one collective": "between windows 1.00 to 1.02 times absent",
     "gate, recording, added to a collective": "at most 10 us",
     "1 MiB Gloo all-reduce, with / without": "within absent / absent",
@@ -120,27 +122,12 @@ def monitor_step_us(rounds: int) -> tuple[float, float]:
 
 
 def parts_of_a_step(rounds: int) -> dict[str, dict[str, float]]:
-    """What marking the parts adds to a step, by what is attached to; paired differences of neighbouring blocks."""
-    from overlap_callbacks.integrations.pytorch import attach
-
+    """What marking the parts adds to a step, by what is attached to."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    net = nn.Linear(8, 8)
-    optimizer, batch = torch.optim.SGD(net.parameters(), lr=1e-3), torch.ones(8, 8)
-    arms: dict[str, Any] = {"absent": None, "optimizer": {}, "model": {"model": net}, "again": None}
-    times: dict[str, list[float]] = {arm: [] for arm in arms}
-    orders = list(itertools.permutations(arms))
-    for i in range(rounds):
-        for arm in orders[i % len(orders)]:
-            options = arms[arm]
-            monitor = None if options is None else attach(optimizer, sinks=[], power=False, **options)
-            for j in range(120):
-                if j == 20:
-                    begun_ns = time.process_time_ns()
-                net(batch).sum().backward()
-                optimizer.step()
-            times[arm].append((time.process_time_ns() - begun_ns) / 100 / 1e3)
-            if monitor is not None:
-                monitor.close()
+    added = {
+        arm: _beside_twins(rounds, cold=False, **options) | _beside_twins(rounds // 4, cold=True, **options)
+        for arm, options in (("optimizer", {"with_model": False}), ("model", {"with_model": True}))
+    }
     dist.destroy_process_group()
     ring = StepRing()
     steps = itertools.count()
@@ -153,22 +140,65 @@ def parts_of_a_step(rounds: int) -> dict[str, dict[str, float]]:
 
         return step
 
-    count_us = min(timed_ns(lambda: next(steps), 200) for _ in range(rounds)) / 1e3
+    count_us = min(timed_ns(lambda: next(steps), 200) for _ in range(200)) / 1e3
     found = {}
     for arm, parts in (("optimizer", (4, 10, 5)), ("model", (2, 3, 4, 10, 5))):
-        marks_us = min(timed_ns(marks(parts), 200) for _ in range(rounds)) / 1e3 - count_us
-        noise = {f"noise_{key}": value for key, value in _added(times["again"], times["absent"]).items()}
-        found[arm] = {**_added(times[arm], times["absent"]), **noise, "marks_us": marks_us}
+        marks_us = min(timed_ns(marks(parts), 200) for _ in range(200)) / 1e3 - count_us
+        found[arm] = {**added[arm], "marks_us": marks_us}
     return found
 
 
+def _beside_twins(rounds: int, *, cold: bool, with_model: bool) -> dict[str, float]:
+    """Paired steps, in random order, of three equal models: one has the library. ``cold``: other data was used between.
+
+    CPU time of the training thread; ``reporting_us``: of the library's own, by the step.
+    """
+    from overlap_callbacks.integrations.pytorch import attach
+
+    twins = {}
+    for arm in ("absent", "with", "again"):
+        torch.manual_seed(0)
+        net = nn.Linear(8, 8)
+        twins[arm] = net, torch.optim.SGD(net.parameters(), lr=1e-6)
+    net, optimizer = twins["with"]
+    without = torch.autograd._engine_run_backward
+    model = net if with_model else None
+    monitor = attach(optimizer, model=model, sinks=[], power=False, first_step=10**8, every_n_steps=10**8)
+    marked = torch.autograd._engine_run_backward
+    times: dict[str, list[float]] = {arm: [] for arm in twins}
+    batch, others, order = torch.ones(8, 8), torch.ones(2**21), random.Random(0)
+    own_ns = time.process_time_ns() - time.thread_time_ns()
+    for number in range(rounds + 100):
+        for arm in order.sample(list(twins), len(twins)):
+            net, optimizer = twins[arm]
+            torch.autograd._engine_run_backward = marked if arm == "with" else without  # the twins' are untouched
+            if cold:
+                others.sum()
+            begun_ns = time.thread_time_ns()
+            net(batch).sum().backward()
+            optimizer.step()
+            ended_ns = time.thread_time_ns()
+            if number >= 100:
+                times[arm].append((ended_ns - begun_ns) / 1e3)
+    own_ns = time.process_time_ns() - time.thread_time_ns() - own_ns
+    torch.autograd._engine_run_backward = marked
+    monitor.close()
+    added, noise = _added(times["with"], times["absent"]), _added(times["again"], times["absent"])
+    prefix = "cold_" if cold else ""
+    figures = {f"{prefix}{key}": value for key, value in added.items()}
+    figures |= {f"{prefix}noise_{key}": value for key, value in noise.items()}
+    return figures if cold else figures | {"reporting_us": own_ns / (rounds + 100) / 1e3, "load": os.getloadavg()[0]}
+
+
 def _added(times: Sequence[float], without: Sequence[float]) -> dict[str, float]:
-    """Median of the differences, with its 95 % interval."""
+    """Median of the differences, with its 95 % interval; and the difference of the fastest tenths."""
     from scipy import stats
 
     added = sorted(one - other for one, other in zip(times, without, strict=True))
     below = int(stats.binom.ppf(0.025, len(added), 0.5))
-    return {"us": statistics.median(added), "low": added[max(below - 1, 0)], "high": added[len(added) - max(below, 1)]}
+    low, high = added[max(below - 1, 0)], added[len(added) - max(below, 1)]
+    fastest = [sorted(values)[len(values) // 10] for values in (times, without)]
+    return {"us": statistics.median(added), "low": low, "high": high, "undisturbed_us": fastest[0] - fastest[1]}
 
 
 def install(placement: Any) -> None:
@@ -402,11 +432,12 @@ def show_parts(show: Callable[..., None], found: Mapping[str, Mapping[str, float
     """Show what ``parts_of_a_step`` has found."""
     for arm, name in (("optimizer", "with the optimizer alone"), ("model", "with the model")):
         parts = found[arm]
-        interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}; marks {parts['marks_us']:.2f}"
-        show(f"parts of a step, {name}", f"{parts['us']:.1f} us ({interval})", **parts)
-        print(
-            f"{'':<54} the machine's noise, absent / absent: {parts['noise_low']:.1f} to {parts['noise_high']:.1f} us"
-        )
+        interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}"
+        shown = f"{parts['us']:.1f} us ({interval}), undisturbed {parts['undisturbed_us']:.1f}"
+        show(f"parts of a step, {name}", f"{shown}; marks {parts['marks_us']:.2f}; load {parts['load']:.1f}", **parts)
+        for prefix, what in (("cold_", "after other work"), ("noise_", "the machine's noise, absent / absent")):
+            us, low, high, fastest = (parts[f"{prefix}{key}"] for key in ("us", "low", "high", "undisturbed_us"))
+            print(f"{'':<54} {what}: {us:.1f} us ({low:.1f} to {high:.1f}); undisturbed {fastest:.1f}")
 
 
 def main() -> None:
@@ -438,7 +469,7 @@ def main() -> None:
         for action in (lambda: ring.begin(next(numbers)), lambda: next(numbers))
     )
     show("monitor, of these the ring of step begins", f"{begin_us - count_us:.2f} us", us=begin_us - count_us)
-    show_parts(show, parts_of_a_step(rounds(200)))
+    show_parts(show, parts_of_a_step(rounds(8000)))
     null = gate_on_null_backend(rounds(150))
     registering_us, step_us = null.pop("registering_us"), null.pop("step_us")
     shown = f"{null['ratio']:.4f} ({null['low']:.4f} to {null['high']:.4f}) times absent between windows"

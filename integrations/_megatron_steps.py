@@ -48,6 +48,7 @@ class MegatronCore:
         communicator: the class whose ``_communicate`` posts sends and receives.
         ddp: the class of model chunks whose overlap has switches.
         groups: the module that knows the job's process groups.
+        schedules: the module with the loops over micro-batches.
     """
 
     name: str
@@ -55,6 +56,7 @@ class MegatronCore:
     ddp: type[Any]
     optimizer: type[Any]
     groups: ModuleType
+    schedules: ModuleType
 
     @classmethod
     def load(cls) -> MegatronCore:
@@ -72,6 +74,7 @@ class MegatronCore:
                 ddp=importlib.import_module("megatron.core.distributed").DistributedDataParallel,
                 optimizer=importlib.import_module("megatron.core.optimizer").MegatronOptimizer,
                 groups=importlib.import_module("megatron.core.parallel_state"),
+                schedules=importlib.import_module("megatron.core.pipeline_parallel.schedules"),
             )
             # Used later: if one is missing, raise now.
             _ = core.groups.model_parallel_is_initialized, core.communicator._communicate
@@ -175,7 +178,9 @@ def open_steps(
         # If Megatron overlaps its sends and receives, it waits for them later, outside its passes.
         after = WAITING if getattr(config, "overlap_p2p_comm", False) else INPUT
         monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor, after)))
-        PassMarks(monitor).watch_models([chunk for chunk in chunks if isinstance(chunk, nn.Module)])
+        marks = PassMarks(monitor)
+        marks.watch_models([chunk for chunk in chunks if isinstance(chunk, nn.Module)])
+        marks.watch_backward(core.schedules, "custom_backward")  # it runs the engine itself
         for chunk in chunks:
             if hasattr(chunk, "finish_grad_sync"):
                 monitor.call_on_close(wrap(chunk, "finish_grad_sync", around(monitor, WAITING, AFTER_BACKWARD)))

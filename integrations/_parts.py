@@ -1,11 +1,12 @@
-"""Marks where the parts of a step begin, at hooks of modules, tensors and the autograd engine.
+"""Marks where the parts of a step begin, at hooks of modules and parameters and around the autograd engine's runs.
 
 They read and change no tensor. In a copy of a model, and in compiled code, they do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,30 +23,16 @@ from overlap_callbacks.analysis.step_vectors import (
     WAITING,
 )
 
-# Tensors of a model's output whose gradient may come first.
-_MAX_OUTPUTS = 4
+from . import base
 
-
-class Hook:
-    """A function as a hook of a model. A copy of the model, which may be sent or saved, gets one that does nothing."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (_nothing,)
-
-
-def _nothing(*_: Any) -> None:
-    pass
+_is_compiling = torch.compiler.is_compiling
 
 
 class PassMarks:
-    """Marks forward and backward passes for a monitor.
+    """Marks forward and backward passes for a monitor. A copy, with the model that has it as its hooks, marks nothing.
+
+    A hook of a tensor that each step makes anew costs twenty times what a mark does. So a backward pass is marked where
+    torch hands it to the engine.
 
     ``idle``: what is not in a pass of a model is waiting, as in a pipeline between micro-batches.
     """
@@ -53,79 +40,112 @@ class PassMarks:
     def __init__(self, monitor: OverlapMonitor, *, idle: bool = False) -> None:
         self._monitor = monitor
         self._enter = monitor.enter
-        self._is_backward = False
-        self._after_forward = WAITING if idle else None
+        self._idle = idle
         self._after_backward = WAITING if idle else AFTER_BACKWARD
+        self._is_told = False  # a forward pass is marked since the last optimizer step
+        self._is_backward = self._is_queued = self._has_leaf = False
         self._queue: Any = torch.autograd.Variable._execution_engine.queue_callback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PassMarks, (_Nobody(),)
 
     def watch_models(self, models: Iterable[nn.Module]) -> None:
         """Mark the passes of these models."""
+        models = list(models)
         for model in models:
-            before = model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True)
-            after = model.register_forward_hook(Hook(self._forward_ended), prepend=True)
-            self._monitor.call_on_close(before.remove)
-            self._monitor.call_on_close(after.remove)
+            hooks = [model.register_forward_pre_hook(self.forward_begins, prepend=True)]
+            if self._idle:
+                hooks.append(model.register_forward_hook(self._forward_ended, prepend=True))
+            for hook in hooks:
+                self._monitor.call_on_close(hook.remove)
+        self.watch_parameters(parameter for model in models for parameter in model.parameters())
+        self.watch_backward(torch.autograd, "_engine_run_backward")
+
+    def watch_backward(self, holder: Any, name: str) -> None:
+        """Mark backward passes, after a forward pass that is marked: at a function that runs the engine."""
+        inner, this = getattr(holder, name, None), weakref.ref(self)
+        if inner is None:  # in another version
+            return
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            marks = this()
+            if marks is None or not marks._is_told:  # another model's
+                return inner(*args, **kwargs)
+            if marks._is_backward:
+                return marks._recompute(inner, *args, **kwargs)
+            if not (kwargs.get("accumulate_grad", True) or marks._idle):  # of a loss made of gradients
+                return inner(*args, **kwargs)
+            marks._is_backward, marks._is_queued = True, False
+            hook = None if marks._has_leaf else marks._watch_first(*args)
+            marks._enter(BACKWARD)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                marks._is_backward = False
+                marks._has_leaf &= marks._is_queued
+                marks._enter(marks._after_backward)
+                if hook is not None:
+                    hook.remove()
+
+        undo = base.patch(holder, name, run)
+        weakref.finalize(self, undo).atexit = False  # of a monitor that was never closed
+        self._monitor.call_on_close(undo)
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Mark the ends of backward passes, of compiled and unknown models too: at a parameter that gets a gradient."""
         found = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
         if found:
-            hook = found[-1].register_hook(Hook(self._queue_end))
-            self._monitor.call_on_close(hook.remove)
-
-    def watch_backward(self, output: Any) -> None:
-        """Mark the backward pass that begins with the gradient of this output."""
-        for number, tensor in enumerate(_tensors_in(output)):
-            if number == _MAX_OUTPUTS:
-                return
-            tensor.register_hook(self._backward_begins)
+            self._has_leaf = True
+            self._monitor.call_on_close(found[-1].register_hook(self._gradient_came).remove)
 
     def optimizer_begins(self, *_: Any) -> None:
-        self._is_backward = False  # an exception may have ended the backward pass
-        self._enter(OPTIMIZER)
+        if not _is_compiling():
+            self._is_told = self._is_queued = False  # an exception may have ended the backward pass
+            self._enter(OPTIMIZER)
 
-    def _forward_begins(self, *_: Any) -> None:
-        self._is_backward = False
-        self._enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
+    def forward_begins(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._is_told = True
+            self._enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
 
-    def _forward_ended(self, _model: Any, _inputs: Any, output: Any) -> None:
-        if torch.is_grad_enabled():
-            self.watch_backward(output)
-            if self._after_forward is not None:
-                self._enter(self._after_forward)
+    def _forward_ended(self, *_: Any) -> None:
+        if torch.is_grad_enabled() and not _is_compiling():
+            self._enter(WAITING)
 
-    def _backward_begins(self, _: Any) -> None:
-        if not self._is_backward:
-            self._enter(BACKWARD)
-            self._queue_end()
+    def _watch_first(self, outputs: Any = (), *_: Any) -> Any:
+        """Without a parameter whose gradient tells that a backward pass ends, as in FSDP2, that of its first output."""
+        first: Any = outputs if isinstance(outputs, torch.Tensor) else next(iter(outputs), None)
+        return first.register_hook(self._gradient_came) if getattr(first, "requires_grad", False) else None
 
-    def _queue_end(self, *_: Any) -> None:
-        if not self._is_backward:
-            self._is_backward = True
+    def _recompute(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A backward pass within another, of a checkpoint: its end is not the other's."""
+        queued, self._is_queued = self._is_queued, True
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self._is_queued = queued
+
+    def _gradient_came(self, *_: Any) -> None:
+        if not self._is_queued and not _is_compiling():
+            self._is_queued = True
             self._queue(self._gradients_are_computed)
 
     def _gradients_are_computed(self) -> None:
         # Called when the graph is done, before what was queued later: DDP and FSDP wait there for their collectives.
         self._enter(WAITING)
-        self._queue(self._backward_ended)
+        if not self._is_backward:
+            self._queue(self._backward_ended)
 
     def _backward_ended(self) -> None:
-        self._is_backward = False
+        self._is_queued = False
         self._enter(self._after_backward)
 
 
-def _tensors_in(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """The tensors of an output that will get a gradient."""
-    if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield output
-    elif depth:
-        values = output.values() if isinstance(output, Mapping) else output
-        if isinstance(values, (tuple, list)) or isinstance(output, Mapping):
-            for value in values:
-                yield from _tensors_in(value, depth - 1)
-        elif hasattr(output, "__dataclass_fields__"):
-            yield from _tensors_in(list(vars(output).values()), depth - 1)
+class _Nobody:
+    """In place of a copy's monitor."""
+
+    def enter(self, part: int) -> None:
+        pass
 
 
 def around(monitor: OverlapMonitor, part: int, after: int) -> Callable[..., Any]:

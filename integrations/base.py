@@ -25,7 +25,6 @@ from overlap_callbacks.monitor.faults import say_refusal
 from overlap_callbacks.sinks import FunctionSink, Sink
 
 from ._options import Options, checked
-from ._parts import PassMarks
 
 # From the user's sinks (None if not given) and the run's folder to the monitor's sinks.
 MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
@@ -260,7 +259,7 @@ class TrainerParts:
     def __init__(self, **options: Unpack[Options]) -> None:
         checked(options)
         self.monitor: OverlapMonitor | None = None
-        self._marks: PassMarks | None = None
+        self._marks: Any = None  # a PassMarks, while a monitor is active
         self._options = options
         self._loggers: list[FunctionSink] = []
         self._pause = contextlib.ExitStack()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from overlap_callbacks import Sink, WandbSink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.analysis.step_vectors import CHECKPOINT, EVALUATION, FORWARD, INPUT, OPTIMIZER
+from overlap_callbacks.analysis.step_vectors import CHECKPOINT, EVALUATION, INPUT, OPTIMIZER
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
@@ -83,6 +83,8 @@ class OverlapCallback(TrainerParts, pl.Callback):
             _configuration.tell(self.monitor, lambda: _facts(trainer, pl_module))
             tell_models(self.monitor, [trainer.strategy.model] if trainer.strategy.model else [])
             self._marks = PassMarks(self.monitor)
+            self._marks.watch_backward(torch.autograd, "_engine_run_backward")
+            self._marks.watch_parameters(pl_module.parameters())
         # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
         # is kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
@@ -94,11 +96,8 @@ class OverlapCallback(TrainerParts, pl.Callback):
             self.monitor.step_begin(self._step)
         if self.monitor is not None:
             self.monitor.tell_micro_batch()
-            self.monitor.enter(FORWARD)
-
-    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
         if self._marks is not None:
-            self._marks.watch_backward(loss)
+            self._marks.forward_begins()
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter(OPTIMIZER)

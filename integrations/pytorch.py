@@ -17,11 +17,12 @@ from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switches import OverlapSwitch
 from overlap_callbacks.instruments import device
+from overlap_callbacks.monitor.background.store import Job
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._names import tell_names
 from ._options import Options
-from ._parts import Hook, PassMarks
+from ._parts import PassMarks
 from ._pytorch_ddp import switchable
 from ._pytorch_graphs import GraphReplays
 from ._pytorch_race import PlainStep
@@ -108,7 +109,7 @@ def attach(
     accelerator, replays = device.accelerator(), GraphReplays(monitor)
 
     # The current step began before we attached. The first step with a known start is the next one.
-    def after_step(*_: Any) -> None:
+    def step_ended() -> None:
         nonlocal step
         if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
@@ -134,23 +135,36 @@ def attach(
         monitor.offer_repetition(PlainStep(repeat_step, models, optimizer, pipeline))
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
-    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
-    # needs no import: torch.optim loads Dynamo when an optimizer is created.
-    hook: Any = torch.compiler.disable(after_step)
     monitor.call_on_close(replays.stop)
-    monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
-    _mark_parts(monitor, optimizer, models, idle=pipeline is not None)
+    marks = PassMarks(monitor, idle=pipeline is not None)
+    _mark_steps(monitor, optimizer, step_ended, marks, models)
     _attachments.add(optimizer, monitor)
     return monitor
 
 
-def _mark_parts(
-    monitor: OverlapMonitor, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, idle: bool
+def _mark_steps(
+    monitor: OverlapMonitor,
+    optimizer: torch.optim.Optimizer,
+    step_ended: Callable[[], None],
+    marks: PassMarks,
+    models: Sequence[nn.Module],
 ) -> None:
-    marks = PassMarks(monitor, idle=idle)
-    monitor.call_on_close(optimizer.register_step_pre_hook(Hook(marks.optimizer_begins)).remove)
-    marks.watch_models(models)
-    marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
+    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
+    # needs no import: torch.optim loads Dynamo when an optimizer is created. It costs more than a step's marks.
+    when_compiled: Any = torch.compiler.disable(step_ended)
+
+    def after_step(*_: Any) -> None:
+        if torch.compiler.is_compiling():
+            when_compiled()
+        else:
+            step_ended()
+
+    monitor.call_on_close(optimizer.register_step_post_hook(after_step).remove)
+    monitor.call_on_close(optimizer.register_step_pre_hook(marks.optimizer_begins).remove)
+    if models:
+        marks.watch_models(models)
+    else:
+        marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:
@@ -182,7 +196,7 @@ def _as_list(model: Any) -> list[nn.Module]:
 
 
 def _check_ready(optimizer: torch.optim.Optimizer) -> None:
-    if not (dist.is_available() and dist.is_initialized()):
+    if Job.current() is None and Job.alone() is None:
         raise RuntimeError("attach(optimizer) was called before torch.distributed.init_process_group: call it after")
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper, which is an optimizer only by name
         raise ValueError(

@@ -106,9 +106,7 @@ class OverlapCallback(TrainerParts, transformers.TrainerCallback):
             expect_dtensors(self.monitor, objects["model"].parameters())
             _configuration.tell(self.monitor, lambda: _facts(args, objects["model"]))
             tell_models(self.monitor, [objects["model"]])
-            marks = PassMarks(self.monitor)
-            marks.watch_models([objects["model"]])
-            marks.watch_parameters(objects["model"].parameters())
+            PassMarks(self.monitor).watch_models([objects["model"]])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()

@@ -81,7 +81,7 @@ def parts_of(marks: Ints, times_ns: Ints) -> Ints:
     begins = marks >= FIRST_STEP
     step_of = np.cumsum(begins) - 1
     num_steps = int(step_of[-1])
-    # A step without a mark of its forward pass is not told apart from its input.
+    # Without a mark of its forward pass a step's input and passes are one, as with a compiled model.
     told = np.zeros(num_steps + 1, dtype=np.bool_)
     told[step_of[marks == FORWARD]] = True
     at_first = np.where(told, INPUT, TOGETHER)[step_of]
@@ -96,6 +96,7 @@ def parts_of(marks: Ints, times_ns: Ints) -> Ints:
         OTHER,
     )
     parts = np.select([marks >= AS_AT_FIRST, marks == AFTER_BACKWARD], [at_first, after_backward], marks)
+    parts[(parts == BACKWARD) & ~told[step_of]] = TOGETHER
     places = (step_of * len(PARTS) + parts)[:-1]
     # Sums of whole numbers below 2**53 are exact.
     sums = np.bincount(places, weights=np.diff(times_ns), minlength=num_steps * len(PARTS))

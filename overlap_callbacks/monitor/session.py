@@ -67,7 +67,8 @@ class Session:
         last_step: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self.job = job
-        group: Any = weakref.ref(dist.group.WORLD)
+        world: Any = dist.group.WORLD
+        group: Callable[[], Any] = (lambda: None) if world is None else weakref.ref(world)
         self.group = group  # the default process group when the session opened, held weakly
         self.pinned_checks = itertools.count(1)  # numbers the order checks of pinned modes, the same on every rank
         # All threads share one connection to the store.
@@ -239,7 +240,7 @@ class SessionSlot:
 
     def acquire_for_parts(self, *, opens: bool) -> Session | None:
         """The session without the gate, for parts of steps; of one rank too. None, without a word, if there is none."""
-        job = Job.current()
+        job = Job.current() or Job.alone()
         if job is None or (self._session is None and (self.gate.taken or not opens)):
             return None
         if self._session is None:
@@ -247,16 +248,17 @@ class SessionSlot:
         return self._session if self._session.group() is dist.group.WORLD else None
 
     def _open(self) -> Session | None:
-        job = Job.current()
+        job = Job.current() or Job.alone()
         if job is None:
             self.notices.warn_once(
                 "job", "torch.distributed has no process group: there is no communication to measure yet [OC106]"
             )
             return None
         if job.world_size == 1:
+            has = "one rank" if dist.is_initialized() else "no process group"
             self.notices.warn_once(
                 "alone",
-                "the job has one rank: nothing to overlap, so only the parts of its steps are timed [OC107]",
+                f"the job has {has}: nothing to overlap, so only the parts of its steps are timed [OC107]",
             )
             return None
         if self.gate.taken:

@@ -357,7 +357,7 @@ def test_a_sequential_step_orders_the_stream_of_shared_experts_with_a_batch_of_s
             return None, None, None
 
     groups: Any = SimpleNamespace(model_parallel_is_initialized=lambda: True)
-    core = MegatronCore("megatron-core", Communicator, nn.Module, torch.optim.SGD, groups)
+    core = MegatronCore("megatron-core", Communicator, nn.Module, torch.optim.SGD, groups, SimpleNamespace())
     monkeypatch.setattr(MegatronCore, "load", lambda: core)
     layer = SharedExpertMLP()
     layer.stream = experts

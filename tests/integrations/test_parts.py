@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,8 @@ from torch import nn
 from overlap_callbacks.analysis.job.frontier import total
 from overlap_callbacks.analysis.step_vectors import PARTS, StepVectors
 from overlap_callbacks.report import record
-from tests.distributed import run_ranks
+from overlap_callbacks.report.views.short import short_of
+from tests.distributed import run_alone, run_ranks
 from tests.integrations import megatron_jobs
 
 RANKS_LOAD = (
@@ -312,11 +315,17 @@ def test_marks_break_no_graph_stay_out_of_copies_and_change_no_bit() -> None:
     assert (compiled[[0, *names[3:]]] > 0).all()
 
 
+def train_without_a_process_group(folder: str) -> bool:
+    multiprocessing.parent_process = lambda: None  # as in a script: this process is a test's child
+    os.environ.pop("WORLD_SIZE", None)
+    return train_with_a_late_rank(0, folder)
+
+
 def train_with_a_late_rank(rank: int, folder: str) -> bool:
     from overlap_callbacks.integrations.pytorch import attach
 
     net, optimizer = a_model(rank)
-    model = nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
+    model = nn.parallel.DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
     with attach(optimizer, model=model, **{**OPTIONS, "sinks": None, "strict": False}, run_dir=folder) as monitor:
         for _ in range(280):
             time.sleep(0.005 * rank)
@@ -325,9 +334,14 @@ def train_with_a_late_rank(rank: int, folder: str) -> bool:
         return monitor.active
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [0, 1, 2])
 def test_the_record_has_the_parts_of_all_steps_and_the_rank_that_holds_others_up(ranks: int, tmp_path: Path) -> None:
-    assert run_ranks(train_with_a_late_rank, ranks, str(tmp_path)) == [True] * ranks
+    if ranks:
+        assert run_ranks(train_with_a_late_rank, ranks, str(tmp_path)) == [True] * ranks
+    else:
+        assert run_alone(train_without_a_process_group, str(tmp_path))
+        ranks = 1
+        assert "One rank: nothing to overlap" in short_of(record.read(tmp_path)).headline[0]
     found = record.read(tmp_path)
     assert [(row.first_step, row.num_ranks) for row in found.frontier] == [(0, ranks), (128, ranks), (256, ranks)]
     whole = total(found.frontier)

@@ -410,7 +410,8 @@ def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) 
         attach(optimizer, **options)
 
 
-def test_attaching_before_there_is_a_process_group_is_refused() -> None:
+def test_attaching_before_there_is_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(RuntimeError, match=r"before torch.distributed.init_process_group"):
         attach(optimizer, strict=True)

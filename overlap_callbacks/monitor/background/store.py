@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import multiprocessing
+import os
 import socket
 import threading
 import time
@@ -35,6 +37,8 @@ _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
 ANSWER_TIMEOUT_S = 5.0
 # File descriptors that connecting needs, including the look-up of the host's name.
 _DESCRIPTORS = 4
+# Where launchers say how many processes there are.
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 # Sentinel that no message equals.
 _MISSING = b"\0"
 
@@ -62,6 +66,12 @@ class Job:
         if not (dist.is_available() and dist.is_initialized()):
             return None
         return cls(dist.get_rank(), dist.get_world_size(), backend_name())
+
+    @classmethod
+    def alone(cls) -> Job | None:
+        """The job of a process without a process group; None if it looks like one of several, which will have one."""
+        several = [name for name in _WORLD_SIZES if os.environ.get(name, "1") not in ("", "0", "1")]
+        return None if several or multiprocessing.parent_process() is not None else cls(0, 1, "")
 
 
 class CallInFlight:
@@ -136,8 +146,11 @@ class _Shared:
         self._connection: Callable[[], Connection | None] = lambda: None
 
     def connection(self) -> Connection:
-        """The connection to the store of the default process group."""
-        group: Any = dist.group.WORLD
+        """The connection to the store of the default process group; without one, to a store of its own."""
+        torch_distributed: Any = dist
+        group = torch_distributed.group.WORLD
+        if group is None:
+            return Connection(torch_distributed.HashStore)
         with self._lock:
             found = self._connection() if self._group() is group else None
             if found is None:

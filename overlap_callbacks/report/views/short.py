@@ -30,6 +30,7 @@ from overlap_callbacks.report.views.arms import arms
 from overlap_callbacks.report.views.quality import cost_in_words, unreadable, windows_that_count
 from overlap_callbacks.report.views.runs import attention, head_of
 from overlap_callbacks.report.views.step_charts import named_parts, part_in_words, whole_step
+from overlap_callbacks.report.views.step_parts import step_parts
 
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
@@ -83,6 +84,8 @@ class Short(NamedTuple):
 
 def short_of(record: Record) -> Short:
     found = run_headline(record.summary, len(record.arms))
+    if not record.windows and record.runs and record.runs[-1].world_size == 1:
+        found = found._replace(sentence="One rank: nothing to overlap, so its steps are timed.", what_to_do="")
     settled = record.summary.settled()
     shown = found.settled if settled is not None and settled.verdict is not Verdict.SHORT else ""
     few = len(record.windows) <= MAX_WINDOWS
@@ -122,7 +125,7 @@ def _bars(figures: dict[str, Estimate]) -> tuple[Bar, ...]:
 def _parts(record: Record) -> str:
     parts = record.summary.step_parts()
     if parts is None:
-        return ""
+        return "".join([section.answer for section in step_parts(record)])  # without a profile, by marks
     shares = [part_in_words(part, short=True) for part in named_parts(parts)]
     return f"{whole_step(parts, record.figures).removeprefix('a ').capitalize()}: {', '.join(shares)}."
 
