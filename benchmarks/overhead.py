@@ -21,8 +21,8 @@ The JSON file has an ``environment`` and ``figures``, each with the line that wa
 - ``parts of a step, with the optimizer alone`` and ``with the model``: ``us`` added to a step of a small model on one
   rank, in CPU time of the training thread: the median difference to an equal model's step beside it; ``low`` and
   ``high``; ``undisturbed_us``: the difference of the fastest tenths, for a machine with other tenants; the same after
-  8 MiB of other data as ``cold_...``, and of absent to absent as ``noise_...``; ``marks_us``: of these, the marks
-  themselves, without torch's calls of hooks; ``reporting_us`` a step on the library's own threads; ``load``.
+  8 MiB of other data as ``cold_...``, and of absent to absent as ``noise_...``; ``reporting_us`` a step on the
+  library's own threads; ``load`` of the machine.
 - ``gate, one collective``: medians in us of each arm (``absent_us``, ``between_windows_us``, ``recording_us``,
   ``backend_select_between_windows_us``, ``backend_select_recording_us``, ``boxing_us``: a kernel that only
   redispatches); ``ratio``, ``low`` and ``high`` of between windows to absent, with the 95 % interval; and
@@ -129,23 +129,7 @@ def parts_of_a_step(rounds: int) -> dict[str, dict[str, float]]:
         for arm, options in (("optimizer", {"with_model": False}), ("model", {"with_model": True}))
     }
     dist.destroy_process_group()
-    ring = StepRing()
-    steps = itertools.count()
-
-    def marks(parts: Sequence[int]) -> Callable[[], None]:
-        def step() -> None:
-            ring.begin(next(steps))
-            for part in parts:
-                ring.enter(part)
-
-        return step
-
-    count_us = min(timed_ns(lambda: next(steps), 200) for _ in range(200)) / 1e3
-    found = {}
-    for arm, parts in (("optimizer", (4, 10, 5)), ("model", (2, 3, 4, 10, 5))):
-        marks_us = min(timed_ns(marks(parts), 200) for _ in range(200)) / 1e3 - count_us
-        found[arm] = {**added[arm], "marks_us": marks_us}
-    return found
+    return added
 
 
 def _beside_twins(rounds: int, *, cold: bool, with_model: bool) -> dict[str, float]:
@@ -434,7 +418,7 @@ def show_parts(show: Callable[..., None], found: Mapping[str, Mapping[str, float
         parts = found[arm]
         interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}"
         shown = f"{parts['us']:.1f} us ({interval}), undisturbed {parts['undisturbed_us']:.1f}"
-        show(f"parts of a step, {name}", f"{shown}; marks {parts['marks_us']:.2f}; load {parts['load']:.1f}", **parts)
+        show(f"parts of a step, {name}", f"{shown}; load {parts['load']:.1f}", **parts)
         for prefix, what in (("cold_", "after other work"), ("noise_", "the machine's noise, absent / absent")):
             us, low, high, fastest = (parts[f"{prefix}{key}"] for key in ("us", "low", "high", "undisturbed_us"))
             print(f"{'':<54} {what}: {us:.1f} us ({low:.1f} to {high:.1f}); undisturbed {fastest:.1f}")

@@ -179,7 +179,7 @@ def open_steps(
         after = WAITING if getattr(config, "overlap_p2p_comm", False) else INPUT
         monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor, after)))
         marks = PassMarks(monitor)
-        marks.watch_models([chunk for chunk in chunks if isinstance(chunk, nn.Module)])
+        marks.watch([chunk for chunk in chunks if isinstance(chunk, nn.Module)])
         marks.watch_backward(core.schedules, "custom_backward")  # it runs the engine itself
         for chunk in chunks:
             if hasattr(chunk, "finish_grad_sync"):

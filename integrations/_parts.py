@@ -6,7 +6,7 @@ They read and change no tensor. In a copy of a model, and in compiled code, they
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -49,17 +49,18 @@ class PassMarks:
     def __reduce__(self) -> tuple[Any, ...]:
         return PassMarks, (_Nobody(),)
 
-    def watch_models(self, models: Iterable[nn.Module]) -> None:
-        """Mark the passes of these models."""
-        models = list(models)
+    def watch(self, models: Sequence[nn.Module], parameters: Iterable[torch.Tensor] = ()) -> None:
+        """Mark the passes of these models; without one the ends of backward passes, by these parameters."""
         for model in models:
             hooks = [model.register_forward_pre_hook(self.forward_begins, prepend=True)]
             if self._idle:
                 hooks.append(model.register_forward_hook(self._forward_ended, prepend=True))
             for hook in hooks:
                 self._monitor.call_on_close(hook.remove)
-        self.watch_parameters(parameter for model in models for parameter in model.parameters())
-        self.watch_backward(torch.autograd, "_engine_run_backward")
+        if models:
+            self.watch_backward(torch.autograd, "_engine_run_backward")
+            parameters = [parameter for model in models for parameter in model.parameters()]
+        self.watch_parameters(parameters)
 
     def watch_backward(self, holder: Any, name: str) -> None:
         """Mark backward passes, after a forward pass that is marked: at a function that runs the engine."""

@@ -141,7 +141,7 @@ def attach(
     for method, part in parts.items():
         if hasattr(engine, method):
             monitor.call_on_close(wrap(engine, method, around(monitor, part, after)))
-    PassMarks(monitor, idle=is_pipeline).watch_models([engine.module])
+    PassMarks(monitor, idle=is_pipeline).watch([engine.module])
     _attachments.add(engine, monitor)
     return monitor
 

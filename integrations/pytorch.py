@@ -109,7 +109,7 @@ def attach(
     accelerator, replays = device.accelerator(), GraphReplays(monitor)
 
     # The current step began before we attached. The first step with a known start is the next one.
-    def step_ended() -> None:
+    def after_step(*_: Any) -> None:
         nonlocal step
         if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
@@ -136,35 +136,15 @@ def attach(
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
     monitor.call_on_close(replays.stop)
+    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
+    # needs no import: torch.optim loads Dynamo when an optimizer is created.
+    hook: Any = torch.compiler.disable(after_step)
+    monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
     marks = PassMarks(monitor, idle=pipeline is not None)
-    _mark_steps(monitor, optimizer, step_ended, marks, models)
+    monitor.call_on_close(optimizer.register_step_pre_hook(marks.optimizer_begins).remove)
+    marks.watch(models, (parameter for group in optimizer.param_groups for parameter in group["params"]))
     _attachments.add(optimizer, monitor)
     return monitor
-
-
-def _mark_steps(
-    monitor: OverlapMonitor,
-    optimizer: torch.optim.Optimizer,
-    step_ended: Callable[[], None],
-    marks: PassMarks,
-    models: Sequence[nn.Module],
-) -> None:
-    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
-    # needs no import: torch.optim loads Dynamo when an optimizer is created. It costs more than a step's marks.
-    when_compiled: Any = torch.compiler.disable(step_ended)
-
-    def after_step(*_: Any) -> None:
-        if torch.compiler.is_compiling():
-            when_compiled()
-        else:
-            step_ended()
-
-    monitor.call_on_close(optimizer.register_step_post_hook(after_step).remove)
-    monitor.call_on_close(optimizer.register_step_pre_hook(marks.optimizer_begins).remove)
-    if models:
-        marks.watch_models(models)
-    else:
-        marks.watch_parameters(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:

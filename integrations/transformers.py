@@ -106,7 +106,7 @@ class OverlapCallback(TrainerParts, transformers.TrainerCallback):
             expect_dtensors(self.monitor, objects["model"].parameters())
             _configuration.tell(self.monitor, lambda: _facts(args, objects["model"]))
             tell_models(self.monitor, [objects["model"]])
-            PassMarks(self.monitor).watch_models([objects["model"]])
+            PassMarks(self.monitor).watch([objects["model"]])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -112,6 +114,30 @@ def test_steps_that_a_rank_does_not_know_do_not_count_and_other_steps_do_not_mix
     assert frontier_of(RankStretch.of(1, StepVectors.joined([]), 192, 64)).num_steps == 0
     with pytest.raises(ValueError, match="other lengths"):
         RankStretch(second.heard, 128, 63, second.known, second.last_ns, second.last_rank, second.total_ns)
+
+
+def test_a_stretch_that_is_not_possible_is_not_believed_and_a_silent_rank_is_named() -> None:
+    own, other = a_stretch(0, {}), a_stretch(1, {})
+    both = merge([other, a_stretch(2, {})])
+    assert other.is_like(own, range(1, 3))
+    assert both.is_like(own, range(1, 3))
+    negative, huge = np.array([-1], dtype=np.int64).tobytes(), np.array([2**62], dtype=np.int64).tobytes()
+
+    def changed(**fields: Any) -> bool:
+        return msgspec.structs.replace(both, **fields).is_like(own, range(1, 3))
+
+    for name in ("known", "last_ns", "last_rank", "total_ns"):
+        for cell in (negative, huge):
+            assert not changed(**{name: cell + getattr(both, name)[8:]}), name
+    for heard in (((0, 2),), ((1, 3),), ((2, 1),), ((1, 1), (1, 2)), ((2, 2), (1, 1)), ((1, 2), (2, 2))):
+        assert not changed(heard=heard), heard
+    assert not changed(first_step=0)
+    assert not RankStretch.of(1, StepVectors.joined([]), 128, 65).is_like(own, range(1, 3))
+    found = frontier_of(merge([own, both]), silent=(3,))
+    assert (found.num_ranks, found.silent) == (3, (3,))
+    whole = total([frontier_of(merge([own, both])), found])
+    assert whole is not None
+    assert whole.silent == (3,)
 
 
 def test_a_run_of_ten_million_steps_keeps_and_writes_a_bounded_number_of_rows() -> None:

@@ -16,12 +16,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.rank_set import Run, joined
 from overlap_callbacks.analysis.results.frontier import HeldUp, StepFrontier
 from overlap_callbacks.analysis.step_vectors import PARTS, Ints, StepVectors
 
 # Rows of ``held_up``; the others are added up without their ranks.
 _MAX_NAMED = 16
+# Longer than any step: 11 days.
+_TOO_LONG_NS = 10**15
+# A rank that holds the others up by less than this fraction of a step is not named.
+LEAST_LATE = 0.02
 # Stretches of a run; if there are more, each two become one.
 MAX_STRETCHES = 256
 
@@ -55,9 +60,23 @@ class RankStretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def _cells(self) -> tuple[bytes, bytes, bytes]:
         return self.last_ns, self.last_rank, self.total_ns
 
-    def is_of(self, ranks: range) -> bool:
-        """Whether it is of some of these ranks alone."""
-        return self.heard[0][0] in ranks and self.heard[-1][1] in ranks
+    def is_like(self, own: RankStretch, ranks: range) -> bool:
+        """Whether it is of the same steps as ``own``, of some of these ranks alone, with times that are possible."""
+        bounds = [rank for run in self.heard for rank in run]
+        known, last_ns, last_rank, total_ns = self.arrays()
+        prefix_ns = np.cumsum(total_ns, axis=1)
+        return bool(
+            (self.first_step, self.num_steps) == (own.first_step, own.num_steps)
+            and bounds == sorted(bounds)
+            and all([before < first for before, first in zip(bounds[1:-1:2], bounds[2::2], strict=True)])
+            and bounds[0] in ranks
+            and bounds[-1] in ranks
+            and ((known >= 0) & (known <= sum([last - first + 1 for first, last in self.heard]))).all()
+            and ((last_rank >= bounds[0]) & (last_rank <= bounds[-1])).all()
+            and ((total_ns >= 0) & (total_ns < _TOO_LONG_NS)).all()
+            and (np.diff(last_ns, axis=1, prepend=0) >= 0).all()
+            and (last_ns <= prefix_ns).all()
+        )
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints]:
         """``known``, and the others with a row for each step."""
@@ -107,8 +126,8 @@ def decode(message: bytes) -> RankStretch:
     return msgspec.msgpack.decode(zlib.decompress(message), type=RankStretch)
 
 
-def frontier_of(stretch: RankStretch) -> StepFrontier:
-    """Who holds whom up in a stretch."""
+def frontier_of(stretch: RankStretch, silent: Sequence[int] = ()) -> StepFrontier:
+    """Who holds whom up in a stretch. ``silent``: the ranks that were not heard."""
     known, last_ns, last_rank, total_ns = stretch.arrays()
     num_ranks = sum(last - first + 1 for first, last in stretch.heard)
     counts = known == num_ranks
@@ -128,6 +147,7 @@ def frontier_of(stretch: RankStretch) -> StepFrontier:
         _by_part(moved_ns.sum(axis=0)),
         _by_part(total_ns[counts].sum(axis=0) // num_ranks),
         _bounded(held_up),
+        tuple(silent[:_MAX_NAMED]),
     )
 
 
@@ -143,6 +163,7 @@ def add(first: StepFrontier, second: StepFrontier) -> StepFrontier:
         _sum(first.frontier_ns, second.frontier_ns),
         _sum(first.mean_ns, second.mean_ns),
         _bounded(held_up),
+        tuple(sorted({*first.silent, *second.silent})[:_MAX_NAMED]),
     )
 
 
@@ -188,6 +209,22 @@ def total(stretches: Iterable[StepFrontier]) -> StepFrontier | None:
     for stretch in stretches:
         found = stretch if found is None else add(found, stretch)
     return found
+
+
+def part_name(part: str) -> str:
+    return part.replace("_", " + ")
+
+
+def sentence_of(whole: StepFrontier) -> str:
+    """Which part takes longest, and who holds the others up. There must be a step."""
+    step_ns = sum(whole.mean_ns.values()) or 1
+    longest = max(whole.mean_ns, key=lambda part: whole.mean_ns[part])
+    said = f"{part_name(longest).capitalize()} takes {whole.mean_ns[longest] / step_ns:.1%} of a step"
+    late = next((row for row in whole.held_up if row.rank >= 0), None)
+    if late is None or late.ns < LEAST_LATE * step_ns:
+        return f"{said}."
+    by = PLAIN.quantity(late.ns / 1e6 / whole.num_steps, "ms")
+    return f"{said}; rank {late.rank} holds the others up in {part_name(late.part)}, by {by} a step."
 
 
 def _by_part(sums_ns: Any) -> dict[str, int]:

@@ -29,6 +29,7 @@ class StepFrontier(msgspec.Struct, frozen=True):
         frontier_ns: by part, how far it moved the latest rank on. Their sum is the time of the slowest rank's steps.
         mean_ns: by part, the mean over the ranks.
         held_up: who held the others up, the most first.
+        silent: ranks that were not heard at some time, 16 at most; figures are of the others then.
     """
 
     first_step: int
@@ -38,3 +39,4 @@ class StepFrontier(msgspec.Struct, frozen=True):
     frontier_ns: dict[str, int]
     mean_ns: dict[str, int]
     held_up: tuple[HeldUp, ...] = ()
+    silent: tuple[int, ...] = ()

@@ -68,7 +68,7 @@ class PartsOfRanks:
         for child, message in self.exchange.gather(key, tree.patience_s(self._timeout_s), lambda _: stop()).items():
             stretch = _decoded(message)
             members = Tree(child, tree.world_size, tree.fan_in).members
-            if stretch is not None and stretch.is_of(members) and stretch.first_step == own.first_step:
+            if stretch is not None and stretch.is_like(own, members):
                 parts.append(stretch)
         merged = frontier.merge(parts)
         self.exchange.unheard = tree.members_without(merged.heard)
@@ -76,7 +76,7 @@ class PartsOfRanks:
         if self._rank:
             self.exchange.send_up(key, frontier.encode(merged), self._timeout_s, stop)
             return None
-        found = frontier_of(merged)
+        found = frontier_of(merged, self.exchange.unheard)
         return found if found.num_steps else None
 
 

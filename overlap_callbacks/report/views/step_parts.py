@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.formatting import PAGE, count
-from overlap_callbacks.analysis.job.frontier import total
+from overlap_callbacks.analysis.formatting import PAGE, count, name_ranks
+from overlap_callbacks.analysis.job.frontier import LEAST_LATE, part_name, sentence_of, total
 from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import EMPTY, Cell, Column, Section, Table, table_of
 
 TITLE = "Where do steps spend their time?"
-# A rank that holds the others up by less than this fraction of a step is not named in the answer.
-_MIN_LATE = 0.02
 
 
 @dataclass(frozen=True)
@@ -29,18 +27,7 @@ def step_parts(record: Record) -> list[Section]:
     whole = total(record.frontier)
     if whole is None or not whole.num_steps or not sum(whole.frontier_ns.values()):
         return []
-    return [Section(TITLE, _answer(whole), [_table(whole)])]
-
-
-def _answer(whole: StepFrontier) -> str:
-    step_ns = sum(whole.mean_ns.values()) or 1
-    longest = max(whole.mean_ns, key=lambda part: whole.mean_ns[part])
-    said = f"{_named(longest).capitalize()} takes {_percent(whole.mean_ns[longest] / step_ns)} of a step"
-    late = next((row for row in whole.held_up if row.rank >= 0), None)
-    if late is None or late.ns < _MIN_LATE * step_ns:
-        return f"{said}."
-    by = PAGE.quantity(late.ns / 1e6 / whole.num_steps, "ms")
-    return f"{said}; rank {late.rank} holds the others up in {_named(late.part)}, by {by} a step."
+    return [Section(TITLE, sentence_of(whole), [_table(whole)])]
 
 
 def _table(whole: StepFrontier) -> Table:
@@ -48,7 +35,7 @@ def _table(whole: StepFrontier) -> Table:
     parts = [part for part in whole.frontier_ns if whole.mean_ns.get(part) or whole.frontier_ns[part]]
     rows = [
         _Row(
-            _named(part),
+            part_name(part),
             whole.mean_ns.get(part, 0) / steps / 1e6,
             whole.frontier_ns[part] / steps / 1e6,
             whole.mean_ns.get(part, 0) / step_ns,
@@ -57,11 +44,11 @@ def _table(whole: StepFrontier) -> Table:
         for part in parts
     ]
     return table_of(
-        f"Parts of a step, mean of {count(steps, 'step')} outside windows",
+        f"Parts of a step, mean of {count(steps, 'step')} outside windows" + _without(whole),
         rows,
         Column("*Part", lambda row: row.part),
         Column("Time, ms", lambda row: row.mean_ms, 3),
-        Column("Share", lambda row: Cell(_percent(row.fraction), row.fraction)),
+        Column("Share", lambda row: Cell(f"{row.fraction:.1%}", row.fraction)),
         Column("Slowest rank's, ms", lambda row: row.slowest_ms, 3),
         Column("Holds the others up", lambda row: row.late),
         caption="By marks in every step; they add up to it. The slowest rank's: how far a part moves the latest rank "
@@ -70,17 +57,13 @@ def _table(whole: StepFrontier) -> Table:
     )
 
 
+def _without(whole: StepFrontier) -> str:
+    return f"; at times without {name_ranks(whole.silent)}" if whole.silent else ""
+
+
 def _late(whole: StepFrontier, part: str) -> Cell:
     row = next((row for row in whole.held_up if row.part == part and row.rank >= 0), None)
-    if row is None or row.ns < _MIN_LATE * sum(whole.mean_ns.values()):
+    if row is None or row.ns < LEAST_LATE * sum(whole.mean_ns.values()):
         return EMPTY
     late_ms = row.ns / 1e6 / whole.num_steps
     return Cell(f"rank {row.rank}, {PAGE.quantity(late_ms, 'ms')} a step", late_ms)
-
-
-def _named(part: str) -> str:
-    return part.replace("_", " + ")
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}%"

@@ -32,11 +32,9 @@ from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.runs import destination, start_run
-from overlap_callbacks.sinks.wandb.summaries import Summaries
+from overlap_callbacks.sinks.wandb.summaries import STEP_KEY, Summaries
 from overlap_callbacks.sinks.wandb.tables import CausalTable, Table, arm_table, tables
 
-# The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
-STEP_KEY = "overlap/step"
 VERDICT = "overlap/verdict"
 
 # W&B sorts the panels of a section by name: the first one of all is the card.
@@ -72,6 +70,7 @@ class WandbSink(Summaries, Sink):
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
       kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
+    - ``parts/<part>_ms``: the parts of steps, from stretch to stretch, means over the ranks.
     - ``overlap/causal``: what delaying collectives did. Of windows with other arms than sequential steps,
       ``arm/<name>_speedup``; at the end ``arm/arms``. In the summary, in words: ``Summaries``.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
@@ -180,12 +179,9 @@ class WandbSink(Summaries, Sink):
             run.alert(title=title, text=text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
     def log_arm(self, report: ArmReport) -> None:
-        run = self._find_run()
-        if run is None:
-            return
-        self._arms.append(report)
-        self._rows.append(_Row({**self._numbers(report.values()), STEP_KEY: report.first_step}))
-        self._log_rows(run)
+        if self._find_run() is not None:
+            self._arms.append(report)
+            self._add({**self._numbers(report.values()), STEP_KEY: report.first_step})
 
     def log_causal(self, window: CausalWindow) -> None:
         self._causal.windows.append(window)
@@ -232,6 +228,13 @@ class WandbSink(Summaries, Sink):
                 run.finish()
             except TimeoutError:
                 raise self._timeout_error(run) from None
+
+    def _add(self, numbers: dict[str, float]) -> None:
+        """A row without pictures."""
+        run = self._find_run()
+        if run is not None:
+            self._rows.append(_Row({**numbers}))
+            self._log_rows(run)
 
     def _numbers(self, values: Iterable[Value]) -> dict[str, float]:
         fitted = fit(chosen(values, self._detail))

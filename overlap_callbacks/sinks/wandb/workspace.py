@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SHORT, SHORT_KEYS, every_figure, keys_of
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.sinks.wandb.runs import logged_in
-from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, STEP_KEY, TRAFFIC_CARD
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD
+from overlap_callbacks.sinks.wandb.summaries import STEP_KEY
 
 DEFAULT_NAME = "Overlap cost"
 _COLUMNS = 3
