@@ -1,6 +1,6 @@
 """What the library itself costs, measured side by side in one run.
 
-    python benchmarks/overhead.py [--quick] [--json FILE]
+    python benchmarks/overhead.py [--quick] [--parts] [--json FILE]
 
 Each figure compares arms that alternate in short blocks within the same processes, so that a drift of the machine
 hits all alike. Host times are CPU-bound and vary with the machine; the ratios are what to look at. Times of one
@@ -17,7 +17,6 @@ The arms of a collective:
 The JSON file has an ``environment`` and ``figures``, each with the line that was ``shown`` and its numbers:
 
 - ``monitor, per step outside a window``: ``us``, and ``empty_us`` of two calls that do nothing.
-- ``monitor, of these the ring of step begins``: ``us``.
 - ``parts of a step, with the optimizer alone`` and ``with the model``: ``us`` added to a step of a small model on one
   rank, in CPU time of the training thread: the median difference to an equal model's step beside it; ``low`` and
   ``high``; ``undisturbed_us``: the difference of the fastest tenths, for a machine with other tenants; the same after
@@ -62,11 +61,9 @@ from torch import nn
 from overlap_callbacks import OverlapMonitor, Schedule, __version__
 from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.step_ring import StepRing
 
 GOALS = {
     "monitor, per step outside a window": "under 1 us",
-    "monitor, of these the ring of step begins": "at most 0.3 us",
     "parts of a step, with the optimizer alone": "at most 2 us",
     "parts of a step, with the model": "at most 2 us, and 20 us after other work: 0.1 % of a step of 20 ms",
     "gate, one collective": "between windows 1.00 to 1.02 times absent",
@@ -427,6 +424,7 @@ def show_parts(show: Callable[..., None], found: Mapping[str, Mapping[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, to see that it runs")
+    parser.add_argument("--parts", action="store_true", help="only what each step costs, not collectives")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     scale = 0.1 if arguments.quick else 1.0
@@ -441,19 +439,21 @@ def main() -> None:
         goal = f"   goal: {GOALS[name]}" if name in GOALS else ""
         print(f"{name:<54} {value}{goal}", flush=True)
 
+    def write() -> None:
+        if arguments.json:
+            environment = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "device": "cpu",
+                           "cores": os.cpu_count(), "python": platform.python_version(), "version": __version__,
+                           "command": " ".join(sys.argv)}  # fmt: skip
+            arguments.json.write_text(json.dumps({"environment": environment, "figures": figures}, indent=2) + "\n")
+
     print(f"overlap-callbacks {__version__}, torch {torch.__version__}, Python {platform.python_version()}, ", end="")
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     with_monitor, empty = monitor_step_us(rounds(300))
     shown = f"{with_monitor:.2f} us (two empty calls: {empty:.2f})"
     show("monitor, per step outside a window", shown, us=with_monitor, empty_us=empty)
-    ring = StepRing()
-    numbers = itertools.count()
-    begin_us, count_us = (
-        statistics.median([timed_ns(action, 2000) for _ in range(rounds(300))]) / 1e3
-        for action in (lambda: ring.begin(next(numbers)), lambda: next(numbers))
-    )
-    show("monitor, of these the ring of step begins", f"{begin_us - count_us:.2f} us", us=begin_us - count_us)
     show_parts(show, parts_of_a_step(rounds(8000)))
+    if arguments.parts:
+        return write()
     null = gate_on_null_backend(rounds(150))
     registering_us, step_us = null.pop("registering_us"), null.pop("step_us")
     shown = f"{null['ratio']:.4f} ({null['low']:.4f} to {null['high']:.4f}) times absent between windows"
@@ -489,11 +489,7 @@ def main() -> None:
                     continue
                 ratio, low, high = (measured[f"{prefix}_{key}"] for key in ("ratio", "low", "high"))
                 print(f"{'':<54} {what}: {ratio:.4f} ({low:.4f} to {high:.4f})")
-    if arguments.json:
-        environment = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "device": "cpu",
-                       "cores": os.cpu_count(), "python": platform.python_version(), "version": __version__,
-                       "command": " ".join(sys.argv)}  # fmt: skip
-        arguments.json.write_text(json.dumps({"environment": environment, "figures": figures}, indent=2) + "\n")
+    write()
 
 
 if __name__ == "__main__":

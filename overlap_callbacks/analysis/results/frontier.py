@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class HeldUp(msgspec.Struct, frozen=True):
+class HeldUp(msgspec.Struct, frozen=True, gc=False):
     """By how much one rank, the last in a part, was later than the mean of the ranks.
 
     Attributes:
@@ -19,7 +19,7 @@ class HeldUp(msgspec.Struct, frozen=True):
     ns: int
 
 
-class StepFrontier(msgspec.Struct, frozen=True):
+class StepFrontier(msgspec.Struct, frozen=True, gc=False):
     """A stretch of steps. All times are sums over its steps, in nanoseconds.
 
     Attributes:
