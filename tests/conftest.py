@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -49,6 +51,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if known := known_failure(item.nodeid):
             item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.spoils))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files whose ranks load the same go to one process, whose servers then load it once; see ``distributed.py``."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def loads_of(file: str) -> str:
+        found = re.search(r"^RANKS_LOAD = .*$", (config.rootpath / file).read_text(), re.MULTILINE)
+        return found.group() if found else file
+
+    class ByWhatRanksLoad(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return loads_of(super()._split_scope(nodeid))
+
+    return ByWhatRanksLoad(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collectstart() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.margins import PATIENCE_S
+from tests.toggling import at_night
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "report" / "records" / "schema-2-with-arms.jsonl"
@@ -74,7 +75,7 @@ def test_everything_of_the_package_is_in_it(built: Path, kind: str) -> None:
     assert not wanted - inside
 
 
-@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("kind", at_night(["*.whl", "*.tar.gz"], ["*.tar.gz"]))
 def test_it_can_be_installed_and_used(built: Path, kind: str, tmp_path: Path) -> None:
     """In an environment that has the other packages, and not this project."""
     folder = tmp_path / "environment"

@@ -19,9 +19,14 @@ TOGGLING_STEPS = 200 if os.environ.get("OVERLAP_LONG_TESTS") else 40
 
 
 def at_night(names: Iterable[Any], nightly: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, of which those in ``nightly`` are left to the nightly run."""
+    """Parameters of a test, of which those in ``nightly`` are left to the night. A tuple is several parameters."""
     left_out = list(nightly)
-    return [pytest.param(name, marks=pytest.mark.nightly) if name in left_out else name for name in names]
+    return [
+        pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=pytest.mark.nightly)
+        if name in left_out
+        else name
+        for name in names
+    ]
 
 
 # Values of a parameter ``every``: whether each case is tried, or a sample of them.

@@ -25,12 +25,13 @@ def loading() -> Iterator[None]:
     Three hundred modules create some thirty thousand objects. The collector would scan the new ones some sixty times
     while they load, and all of them when the process ends.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, loaded = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # otherwise the caller has frozen objects, which must stay frozen
+        # What the caller has frozen must stay so. To count that takes long: not where all was loaded before.
+        if len(sys.modules) != loaded and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()  # moves them into the oldest generation, which is scanned only when there is much new garbage
         if was_enabled:

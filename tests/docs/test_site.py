@@ -69,7 +69,11 @@ def test_search_finds_a_message_and_a_function(address: str, opened: Open) -> No
         search(page, words, expected)
 
 
-@pytest.mark.parametrize("by_file", [False, True], ids=["served", "from a disk"])
+# From a disk, the test above searches too.
+@pytest.mark.parametrize(
+    "by_file",
+    [pytest.param(False, id="served"), pytest.param(True, id="from a disk", marks=pytest.mark.nightly)],
+)
 def test_search_finds_a_name_by_a_part_of_it_and_by_all_of_it(
     site: Path, address: str, opened: Open, by_file: bool
 ) -> None:

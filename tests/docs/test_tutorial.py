@@ -121,7 +121,12 @@ def form_of(line: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [("before", 30), pytest.param("compared", 160, marks=pytest.mark.nightly), ("after", 30), ("decided", 30)],
+    [
+        ("before", 30),
+        pytest.param("compared", 160, marks=pytest.mark.nightly),
+        pytest.param("after", 30, marks=pytest.mark.nightly),
+        ("decided", 30),
+    ],
 )
 def test_the_job_says_what_the_text_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, steps: int

@@ -18,6 +18,7 @@ from tests.distributed import captured_log, run_ranks
 from tests.integrations import parallel_jobs as jobs
 from tests.integrations.parallel_jobs import Job, Training, belongings, fsdp_options
 from tests.monitor.jobs import tiny_schedule
+from tests.toggling import at_night
 
 RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
@@ -239,7 +240,7 @@ def zero_without_arms(train: Callable[..., Any], stage: int) -> list[str]:
     [
         (3, "bucket", (4 * 16 * 16, LIVE)),
         (3, "live", (BUCKET, 10**6)),
-        (3, "native", (0, LIVE)),
+        pytest.param(3, "native", (0, LIVE), marks=pytest.mark.nightly),
         pytest.param(2, "native", False, marks=pytest.mark.nightly),
         (1, "native", False),
     ],
@@ -258,11 +259,11 @@ def test_an_arm_of_zero_leaves_weights_and_the_engine_as_they_are(stage: int, na
         (3, "bucket", "close"),
         (3, "native", "force"),
         (2, "native", "close"),
-        (1, "native", "force"),
         *(
             pytest.param(stage, name, how, marks=pytest.mark.nightly)
             for stage, name, how in (
                 (3, "bucket", "force"), (3, "native", "close"), (2, "native", "force"), (1, "native", "close"),
+                (1, "native", "force"),
             )
         ),
     ],
@@ -307,7 +308,7 @@ def train_zero_with_exceptions(rank: int, stage: int, name: str | None) -> dict[
 
 @pytest.mark.parametrize(
     ("stage", "name"),
-    [(3, "bucket"), (3, "native"), pytest.param(2, "native", marks=pytest.mark.nightly), (1, "native")],
+    at_night([(3, "bucket"), (3, "native"), (2, "native"), (1, "native")], [(2, "native"), (1, "native")]),
 )
 def test_an_arm_of_zero_is_not_put_back_in_the_middle_of_a_step_that_raised_and_goes_on(stage: int, name: str) -> None:
     """ZeRO-1 and 2 would lose the gradients that they have accumulated so far."""

@@ -236,7 +236,7 @@ def _validate_and_resume(rank: int, folder: str, name: str) -> list[int]:
     return [step for kind, step in watch.calls if kind == "begin"]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
+@pytest.mark.parametrize("name", ["fsdp2", pytest.param("zero2", marks=[needs_deepspeed, pytest.mark.nightly])])
 def test_validation_between_steps_leaves_a_window_whole_and_a_resumed_fit_goes_on_counting(
     tmp_path: Path, name: str
 ) -> None:

@@ -161,7 +161,7 @@ def check_batches(name: str, found: dict[str, Any], sequential_steps: int) -> No
 
 
 # A combination of what two others have stays for the night.
-@pytest.mark.parametrize("name", at_night(EXPECTED, ["fsdp2_and_tensor_parallel"]))
+@pytest.mark.parametrize("name", at_night(EXPECTED, ["fsdp2_and_tensor_parallel", "gpipe", "compiled_tensor_parallel"]))
 def test_weights_stay_bit_identical_and_every_collective_is_seen(name: str, tmp_path: Path) -> None:
     _, ranks, expected = EXPECTED[name]
     found = run_ranks(train_all_ways, ranks, name, str(tmp_path), timeout_s=120)

@@ -34,6 +34,7 @@ from tests.integrations.huggingface_jobs import (
     watch,
 )
 from tests.monitor.jobs import dispatch_table, is_pass_through, kept_logs
+from tests.toggling import at_night
 
 # Loading it takes seconds, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
@@ -68,7 +69,7 @@ def _train_in_four_ways(rank: int, folder: str, accumulate: int) -> dict[str, An
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", at_night([1, 2], [1]))
 def test_the_trainers_weights_are_bit_identical_absent_attached_toggling_and_forced(
     tmp_path: Path, accumulate: int
 ) -> None:
@@ -333,7 +334,7 @@ def _accelerate_in_four_ways(rank: int, folder: str, accumulate: int) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", at_night([1, 2], [1]))
 def test_an_accelerate_loops_weights_are_bit_identical_absent_attached_toggling_and_forced(
     tmp_path: Path, accumulate: int
 ) -> None:

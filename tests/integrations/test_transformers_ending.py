@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.integrations.huggingface_jobs import overlap_callback, trainer
 from tests.interpreters import run_interpreters
+from tests.toggling import at_night
 
 # Loading it takes seconds, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
@@ -50,7 +51,11 @@ def end_within_profiled_steps(folder: str, how: str) -> None:
 ENDINGS = {"exit": 3, "exception": 1, "SIGTERM": -signal.SIGTERM, "SIGTERM, and a handler that exits": 5}
 
 
-@pytest.mark.parametrize(("how", "code"), ENDINGS.items())
+# All of them end a loop without a trainer in tests/monitor/test_endings.py.
+@pytest.mark.parametrize(
+    ("how", "code"),
+    at_night(ENDINGS.items(), [("exception", 1), ("SIGTERM, and a handler that exits", 5)]),
+)
 def test_a_trainer_that_ends_within_profiled_steps_ends_as_without_the_library(
     tmp_path: Path, how: str, code: int
 ) -> None:

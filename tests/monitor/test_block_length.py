@@ -47,8 +47,13 @@ def lengths(report: OverlapReport) -> list[tuple[int, int]]:
     return [(block.block, len(block.step_ms)) for block in report.samples[0].timed]
 
 
-@pytest.mark.parametrize("control", [False, True])
-@pytest.mark.parametrize("blocks", at_night(["OS", "SO", "OOSS"], ["SO"]))
+@pytest.mark.parametrize(
+    ("blocks", "control"),
+    at_night(
+        [(blocks, control) for blocks in ("OS", "SO", "OOSS") for control in (False, True)],
+        [("OS", False), ("SO", False), ("SO", True), ("OOSS", True)],
+    ),
+)
 def test_every_rank_has_the_same_longer_blocks_and_each_is_logged_once(blocks: str, control: bool) -> None:
     options = {"blocks": blocks, "every_n_steps": 120, "min_block_seconds": 5 * STEP_S, "control": control}
     found = run_ranks(train, 2, options, timeout_s=60)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from overlap_callbacks.analysis.results.mode import Mode
 from tests.distributed import run_ranks
 from tests.monitor.jobs import KeptReports, Training, new_monitor, tiny_schedule
+from tests.toggling import at_night
 
 # Two windows of 8 recorded, 32 timed and 8 profiled steps.
 FIRST_STEP, EVERY_N_STEPS = 15, 160
@@ -153,7 +154,7 @@ def valid_windows(job: str) -> list[dict[str, Any]]:
     return windows
 
 
-@pytest.mark.parametrize("job", ["gan", "policy", "local SGD", "twice a batch"])
+@pytest.mark.parametrize("job", at_night(["gan", "policy", "local SGD", "twice a batch"], ["policy", "twice a batch"]))
 def test_steps_of_different_kinds_are_distinguished_and_measured_in_both_modes(job: str) -> None:
     period = JOBS[job][1]
     for window in valid_windows(job):

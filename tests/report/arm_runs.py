@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from overlap_callbacks.analysis.arms import arm_report_of
@@ -13,6 +15,7 @@ from tests.report.runs import rank_window, window
 from tests.samples import aggregate_windows
 
 
+@functools.lru_cache(maxsize=64)
 def arm_window(
     number: int, name: str = "prefetch_2_2", *, equal_results: bool = True, power: bool = False
 ) -> ArmReport:

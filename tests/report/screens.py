@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ _OF_FSDP: dict[str, Any] = {
 _CONFIGURATION = {"model": "GPT", "parameters": 1_300_000_000, "shapes": "7f3ab1c2d4e5", "fsdp_units": 25}
 
 
+@functools.lru_cache(maxsize=64)
 def fsdp_window(number: int, *, power: bool = False, slowdown: float = 0.14, escaped: bool = False) -> OverlapReport:
     """A window of a job with FSDP.
 

@@ -27,7 +27,6 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             # wandb leaves the folders in which it prepares artifacts to the garbage collector, which says so.
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
-    gc.unfreeze()
 
 
 @pytest.fixture

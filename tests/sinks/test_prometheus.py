@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -152,9 +153,11 @@ def test_a_job_with_other_arms_alone_has_a_file_too(tmp_path: Path) -> None:
 
 def test_arms_are_bounded(tmp_path: Path) -> None:
     sink = sink_with(tmp_path / "overlap.prom", window(0))
-    report = arm_window(1)
-    for number in range(MAX_LABEL_VALUES + 30):
-        sink.log_arm(msgspec.structs.replace(report, arm=ComparedArm(f"switch_{number}", True)))
+    report, last = arm_window(1), MAX_LABEL_VALUES + 29
+    with mock.patch.object(sink, "_collected", return_value=()):  # each makes the file anew
+        for number in range(last):
+            sink.log_arm(msgspec.structs.replace(report, arm=ComparedArm(f"switch_{number}", True)))
+    sink.log_arm(msgspec.structs.replace(report, arm=ComparedArm(f"switch_{last}", True)))
     assert len(labelled(tmp_path / "overlap.prom", "overlap_arm_valid", "arm")) == MAX_LABEL_VALUES
 
 

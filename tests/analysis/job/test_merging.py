@@ -24,6 +24,7 @@ from tests.analysis.job.reference_environment import job_environment
 from tests.analysis.job.reference_parts import pool
 from tests.analysis.job.windows import copies, some_windows
 from tests.samples import window
+from tests.toggling import at_night
 
 OPTIONS: dict[str, Any] = {"every_n_steps": 500, "problems": ("late",), "tokens_per_step": 4096}
 
@@ -106,10 +107,10 @@ def test_ranks_that_lack_many_blocks_are_left_out_however_they_are_merged() -> N
 def test_means_that_differ_little_keep_their_standard_deviation() -> None:
     windows = [
         window(rank, timed=tuple(msgspec.structs.replace(b, step_ms=(1e6 + rank % 5 * 1e-3,)) for b in window().timed))
-        for rank in range(300)
+        for rank in range(100)
     ]
-    expected = reference_report(windows, world_size=300, every_n_steps=500).spread["e2e_overlapped_ms"]
-    found = report_of(tree(windows, np.random.default_rng(0)), world_size=300, every_n_steps=500)
+    expected = reference_report(windows, world_size=100, every_n_steps=500).spread["e2e_overlapped_ms"]
+    found = report_of(tree(windows, np.random.default_rng(0)), world_size=100, every_n_steps=500)
     assert found.spread["e2e_overlapped_ms"].std == pytest.approx(expected.std, rel=1e-4)
 
 
@@ -239,7 +240,7 @@ def realistic(number: int) -> list[RankWindow]:
     return copies(msgspec.structs.replace(one, kernels=kernels), number)
 
 
-@pytest.mark.parametrize("number", [64, 1024])
+@pytest.mark.parametrize("number", at_night([64, 256, 1024], [64, 1024]))
 def test_a_part_and_a_line_of_the_record_stay_small_however_many_ranks_there_are(number: int) -> None:
     windows = realistic(number)
     leaves = [merge([part_of(own) for own in windows[at : at + 64]]) for at in range(0, number, 64)]

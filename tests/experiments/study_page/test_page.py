@@ -29,6 +29,7 @@ from tests.experiments.study_page.studies import (
 )
 from tests.report.html.test_page import charts_of, text_of
 from tests.report.runs import window, write
+from tests.toggling import at_night
 
 Made = tuple[StudyStart, list[StudyRow]]
 Open = Callable[..., Any]
@@ -217,8 +218,13 @@ def test_more_rows_than_a_chart_can_hold_are_in_the_table() -> None:
     assert "The first 60 of 100 configurations; the table has all." in text_of(content)
 
 
-@pytest.mark.parametrize("width", [1200, 360])
-@pytest.mark.parametrize("make", [large, factors, on_cpu, single])
+@pytest.mark.parametrize(
+    ("make", "width"),
+    at_night(
+        [(make, width) for make in (large, factors, on_cpu, single) for width in (1200, 360)],
+        [(large, 1200), (factors, 360), (on_cpu, 1200), (single, 360)],
+    ),
+)
 def test_the_page_draws_its_charts_within_its_width(
     tmp_path: Path, opened: Open, make: Callable[[], Made], width: int
 ) -> None:

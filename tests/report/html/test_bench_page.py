@@ -22,6 +22,7 @@ from overlap_callbacks.experiments.bench.view import bench_data, bench_document,
 from overlap_callbacks.report.html import as_html, write_document
 from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench_results import MIB, gemm_results, transfer_results
+from tests.toggling import at_night
 
 Open = Callable[..., Any]
 SIZES = powers_of_two(8, 2**26)
@@ -35,8 +36,10 @@ def transfers() -> Bench:
     return transfer_results(message_bytes=SIZES, kinds=KINDS)
 
 
-@pytest.mark.parametrize("width", [1200, 360])
-@pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
+@pytest.mark.parametrize(
+    ("make", "width"),
+    at_night([(gemms, 1200), (gemms, 360), (transfers, 1200), (transfers, 360)], [(gemms, 360), (transfers, 1200)]),
+)
 def test_the_page_draws_its_charts_within_its_width(
     tmp_path: Path, opened: Open, make: Callable[[], Bench], width: int
 ) -> None:

@@ -22,6 +22,7 @@ from tests.browser import until
 from tests.environments import gpu_rank
 from tests.report.runs import many, rank_window, run_info, window, write
 from tests.samples import aggregate_windows
+from tests.toggling import at_night
 
 Open = Callable[..., Any]
 
@@ -206,7 +207,7 @@ def test_text_can_be_read_in_either_theme(whole: Path, opened: Open, scheme: str
     assert [(name, contrast(ink, paper)) for ink, paper, name in pairs if contrast(ink, paper) < 4.5] == []
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", at_night([320, 390, 768], [390]))
 def test_a_phone_does_not_scroll_sideways(whole: Path, several: Path, opened: Open, width: int) -> None:
     for file in (whole, several):
         page = opened(file, viewport={"width": width, "height": 800})

@@ -20,6 +20,7 @@ from overlap_callbacks.report.views.comparison import head_lines
 from tests.report.html.test_page import charts_of, text_of
 from tests.report.runs import OSSO, OV, run_info, window, write
 from tests.report.scaling_runs import write_sized
+from tests.toggling import at_night
 
 MODEL = {"model": "GPT", "shapes": "abc", "ddp_bucket_cap_bytes": 26214400}
 BUCKETS = {**MODEL, "ddp_bucket_cap_bytes": 104857600}
@@ -224,8 +225,13 @@ def test_the_users_facts_about_the_work_have_their_own_rows(tmp_path: Path) -> N
     assert "Samples per step" not in text
 
 
-@pytest.mark.parametrize(("width", "height"), [(1200, 900), (360, 780)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"),
+    at_night(
+        [(1200, 900, "light"), (360, 780, "dark"), (1200, 900, "dark"), (360, 780, "light")],
+        [(1200, 900, "dark"), (360, 780, "light")],
+    ),
+)
 def test_the_first_screen_holds_the_answers(
     tmp_path: Path, opened: Callable[..., Any], width: int, height: int, scheme: str
 ) -> None:

@@ -43,7 +43,13 @@ def test_the_terminal_says_it_too(tmp_path: Path) -> None:
     assert "The expert rank" not in invoke("show", folder, env={"COLUMNS": "300"}).output
 
 
-@pytest.mark.parametrize("options", [{}, {"viewport": {"width": 360, "height": 800}}, {"color_scheme": "dark"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"viewport": {"width": 360, "height": 800}, "color_scheme": "dark"},
+        pytest.param({}, marks=pytest.mark.nightly),
+    ],
+)
 def test_its_charts_are_drawn(tmp_path: Path, opened: Callable[..., Any], options: dict[str, Any]) -> None:
     file = tmp_path / "page.html"
     write_page([read(write_experts(tmp_path / "run"))], file)

@@ -15,7 +15,6 @@ from tests.commands import invoke
 from tests.report.html.test_page import charts_of, text_of
 from tests.report.runs import run_info, window, write
 from tests.report.scaling_runs import write_sized
-from tests.toggling import at_night
 
 SIZES = ((2, 400.0), (4, 440.0), (8, 500.0), (64, 640.0))
 
@@ -91,8 +90,16 @@ def test_the_command_takes_an_axis_and_gives_json(tmp_path: Path, folders: list[
 OPTIONS: list[dict[str, Any]] = [{}, {"viewport": {"width": 360, "height": 800}}, {"color_scheme": "dark"}]
 
 
-@pytest.mark.parametrize("options", at_night(OPTIONS, OPTIONS[2:]))
-@pytest.mark.parametrize("axis", [None, "precision"])
+@pytest.mark.parametrize(
+    ("axis", "options"),
+    [
+        (None, OPTIONS[1]),
+        ("precision", OPTIONS[0]),
+        pytest.param(None, OPTIONS[0], marks=pytest.mark.nightly),
+        pytest.param("precision", OPTIONS[1], marks=pytest.mark.nightly),
+        pytest.param("precision", OPTIONS[2], marks=pytest.mark.nightly),
+    ],
+)
 def test_every_chart_against_the_axis_has_a_dot_for_each_run(
     tmp_path: Path, folders: list[Path], opened: Callable[..., Any], options: dict[str, Any], axis: str | None
 ) -> None:

@@ -21,6 +21,7 @@ from tests.distributed import run_ranks
 from tests.margins import PATIENCE_S, near
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import ERROR, HANG, WandbServer, environment, refusing
+from tests.toggling import at_night
 from tests.wandb_reader import SETTINGS, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -70,7 +71,7 @@ def _train(rank: int, folder: str, variables: dict[str, str]) -> dict[str, Any]:
     return {"without": times[False], "with": times[True]}
 
 
-@pytest.mark.parametrize("trouble", [HANG, ERROR, "refuse"])
+@pytest.mark.parametrize("trouble", at_night([HANG, ERROR, "refuse"], [ERROR]))
 def test_training_never_waits_and_no_window_is_missing_from_the_record(trouble: str, tmp_path: Path) -> None:
     with broken(trouble) as url:
         (times, _) = run_ranks(_train, 2, str(tmp_path), environment(url), timeout_s=120.0)
@@ -144,7 +145,7 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("trouble", [HANG, ERROR])
+@pytest.mark.parametrize("trouble", at_night([HANG, ERROR], [ERROR]))
 def test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends(trouble: str, tmp_path: Path) -> None:
     with broken(trouble) as url:
         assert run_apart(_STARTS_A_RUN, url, tmp_path).endswith("ended\n")
