@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,6 @@ from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, own_threads
 from tests.report.runs import run_info, write
 from tests.report.runs import window as window_report
-from tests.toggling import at_night
 
 # Windows of 11 steps. Back to back one begins every 75 steps, as many as they take and 64 ordinary ones.
 OPTIONS: dict[str, Any] = {
@@ -70,9 +70,17 @@ def first_steps(folder: Path) -> list[tuple[int, int]]:
     return [(each.window, each.first_step) for each in record.read(folder).windows]
 
 
-@pytest.mark.parametrize("by", at_night(["environment", "option"], ["option"]))  # the next tests have the option
-def test_windows_come_back_to_back_until_the_answer_is_there_and_then_by_the_schedule(tmp_path: Path, by: str) -> None:
-    ranks = run_ranks(train_quickly, 2, str(tmp_path), by, 1e9, 600.0, timeout_s=120.0)
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Folder and ranks of a job that was asked by its option, and has its answer."""
+    folder = tmp_path_factory.mktemp("answered")
+    return folder, run_ranks(train_quickly, 2, str(folder), "option", 1e9, 600.0, timeout_s=120.0)
+
+
+def test_windows_come_back_to_back_until_the_answer_is_there_and_then_by_the_schedule(
+    answered: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, ranks = answered
     for found in ranks:
         assert found["active"]
         assert found["same"]
@@ -85,9 +93,9 @@ def test_windows_come_back_to_back_until_the_answer_is_there_and_then_by_the_sch
         "outside the budget: training is slower meanwhile; then every 200 steps, at most 0.00% of training" in at_attach
     )
     assert answer.startswith("overlap-callbacks: the quick answer: ")
-    assert answer.endswith(f" The page is {tmp_path / 'report.html'}")
-    assert (tmp_path / "report.html").stat().st_size > 100_000
-    windows = first_steps(tmp_path)
+    assert answer.endswith(f" The page is {folder / 'report.html'}")
+    assert (folder / "report.html").stat().st_size > 100_000
+    windows = first_steps(folder)
     assert windows[0] == (0, 5)
     # The windows after the quick ones are those of the schedule, and no number comes twice.
     # The budget, which one window exceeds for ever, is not charged for them: one of the schedule is measured.
@@ -108,6 +116,8 @@ def test_it_goes_on_while_the_answer_is_not_narrow_and_is_given_at_the_end_of_th
     assert all((step - 5) % back_to_back == 0 for step in steps)
 
 
+# When its time is over is told without a job below.
+@pytest.mark.nightly
 def test_it_ends_after_its_time(tmp_path: Path) -> None:
     ranks = run_ranks(train_quickly, 2, str(tmp_path), "option", 0.0, 0.0, timeout_s=120.0)
     assert all(found["same"] for found in ranks)
@@ -115,8 +125,10 @@ def test_it_ends_after_its_time(tmp_path: Path) -> None:
     assert all((step - 5) % 200 == 0 for _, step in first_steps(tmp_path))
 
 
-def test_a_job_that_is_started_again_does_not_measure_the_answer_twice(tmp_path: Path) -> None:
-    run_ranks(train_quickly, 2, str(tmp_path), "option", 1e9, 600.0, timeout_s=120.0)
+def test_a_job_that_is_started_again_does_not_measure_the_answer_twice(
+    answered: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    shutil.copytree(answered[0], tmp_path, dirs_exist_ok=True)
     before = first_steps(tmp_path)
     ranks = run_ranks(train_quickly, 2, str(tmp_path), "environment", 0.0, 600.0, timeout_s=120.0)
     assert all(found["same"] for found in ranks)

@@ -56,7 +56,10 @@ def train_and_decide(rank: Rank, num_steps: int = STEPS, within: dict[int, Any] 
         assert setting["sleep_s"] == OWN_S
 
 
-@case("decide-to-the-end", GROUP, "nothing: an arm is kept and put back", record="yes", device_runs=3)
+@case(
+    "decide-to-the-end", GROUP, "nothing: an arm is kept and put back", record="yes", device_runs=3,
+    nightly="it is as long as four others, and tests/monitor/test_deciding.py has such a job",
+)  # fmt: skip
 def decide(rank: Rank) -> None:
     train_and_decide(rank)
 

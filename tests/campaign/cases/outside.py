@@ -51,7 +51,10 @@ def train_and_ask(rank: Rank, questions: Mapping[int, str] = _QUESTIONS) -> None
     monitor.close()
 
 
-@case("ask-to-the-end", GROUP, "nothing: other windows are asked for, none, and windows again")
+@case(
+    "ask-to-the-end", GROUP, "nothing: other windows are asked for, none, and windows again",
+    nightly="it is as long as four others, and tests/monitor/test_asked.py has such a job",
+)  # fmt: skip
 def ask(rank: Rank) -> None:
     train_and_ask(rank)
 

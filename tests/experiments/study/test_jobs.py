@@ -19,7 +19,8 @@ JOBS = [
     pytest.param("fsdp2", "bert", "bf16", "data", marks=pytest.mark.nightly),
     pytest.param("zero3", "gpt3-xl", "fp32", "data", marks=pytest.mark.nightly),
     pytest.param("tp", "llama2-13b", "fp32", "tensor", marks=pytest.mark.nightly),
-    ("pp", "vgg16", "fp16", "pipeline"),
+    ("pp", "bert", "fp16", "pipeline"),
+    pytest.param("pp", "vgg16", "fp16", "pipeline", marks=pytest.mark.nightly),
 ]
 
 
