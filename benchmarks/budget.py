@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, Sink
 
 EVERY_N_STEPS = 100
@@ -171,13 +171,8 @@ def main() -> None:
             f"began, of which {surely:.2%} is sure; allowed {options.max_overhead:.2%}"
         )
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d"), "device": platform.processor() or platform.machine(),
-            "torch": str(torch.__version__), "python": platform.python_version(),
-            "command": f"python benchmarks/budget.py --seconds {options.seconds:g} "
-            f"--max-overhead {options.max_overhead:g}",
-            "every_n_steps": EVERY_N_STEPS, "step_s": STEP_S,
-        }  # fmt: skip
+        command = f"python benchmarks/budget.py --seconds {options.seconds:g} --max-overhead {options.max_overhead:g}"
+        environment = about("torch", command=command, every_n_steps=EVERY_N_STEPS, step_s=STEP_S)
         options.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
 
 

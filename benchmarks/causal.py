@@ -21,9 +21,8 @@ delaying all and that of delaying all others. In shares of the collective's leng
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import overlap_callbacks
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.about import about
 from overlap_callbacks.analysis.causal import Response, Verdict, levels_of, longest_delay_ms, next_set, response_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
@@ -221,15 +222,6 @@ def removal(kind: str, runs: int) -> dict[str, Any]:
         "forward_rms_error": round(float(np.sqrt((forward**2).mean())), 3),
         "reverse_bias": round(float(reverse.mean()), 3),
         "reverse_rms_error": round(float(np.sqrt((reverse**2).mean())), 3),
-    }
-
-
-def about() -> dict[str, str]:
-    """With what a table was made, and when."""
-    return {
-        "version": overlap_callbacks.__version__,
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
     }
 
 

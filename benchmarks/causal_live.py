@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.causal import about
+from benchmarks.about import about
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.causal import Verdict, response_of
 from overlap_callbacks.analysis.results.causal import CausalWindow

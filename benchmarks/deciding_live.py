@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from benchmarks.about import about
 from overlap_callbacks.analysis import deciding as analysis
 from overlap_callbacks.gate.arms import Arm, BaseArm, Keep
 from overlap_callbacks.monitor import keeping
@@ -221,14 +221,13 @@ def main() -> None:
     options = parser.parse_args()
     file = options.json
     jobs = json.loads(file.read_text())["jobs"] if file and file.exists() else []
-    about = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "machine": platform.machine()}
     for seed in range(len(jobs), options.jobs):
         jobs.append(found := job(seed))
         print(json.dumps(found), flush=True)
         total = {name: sum(found[name] for found in jobs) for name in ("wrong", "identical", "alike", "put_back")}
         total["over_budget"] = sum(found["over_budget_s"] > 0 for found in jobs)
         if file:
-            result = {**about, "steps": STEPS, "budget": SEARCH.budget, **total, "jobs": jobs}
+            result = {**about("torch"), "steps": STEPS, "budget": SEARCH.budget, **total, "jobs": jobs}
             file.write_text(json.dumps(result, indent=1) + "\n")
     print({name: f"{number}/{len(jobs)}" for name, number in total.items()})
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import sys
 import threading
@@ -28,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
@@ -176,12 +175,10 @@ def main() -> None:
         for key, value in values.items():
             print(f"  {key:32} {value:8.1f}")
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),
-            "cores": os.cpu_count(), "kernels": options.kernels, "steps": options.steps,
-            "record_warm_up": options.record_warm_up,
-        }  # fmt: skip
-        options.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+        made = {"kernels": options.kernels, "steps": options.steps, "record_warm_up": options.record_warm_up}
+        options.json.write_text(
+            json.dumps({"environment": about("torch", **made), "results": results}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

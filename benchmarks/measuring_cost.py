@@ -16,9 +16,7 @@ a run costs as much as that says. Beside it: the schedule and intervals of 2026-
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,8 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import intervals
-from overlap_callbacks import Schedule, __version__
+from benchmarks.about import about
+from overlap_callbacks import Schedule
 from overlap_callbacks.analysis.measuring_cost import StepsAfter, lost_time
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import Verdict
@@ -236,11 +235,7 @@ def main() -> None:
         )
     if options.json:
         content = {
-            "date": datetime.date.today().isoformat(),
-            "command": f"python {' '.join(sys.argv)}",
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "overlap_callbacks": __version__,
+            **about("numpy"),
             "goal": {"held": GOAL, "held_with_long_noise_or_stalls": GOAL_OF_RARE},
             "rows": table,
         }

@@ -34,6 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks import __version__
 from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source
 from overlap_callbacks.instruments.power.sampler import Sampler
@@ -306,11 +307,8 @@ def main() -> None:
         print(f"  {arm:<20} {ratio['ratio']:.4f} (95 % interval {ratio['low']:.4f} to {ratio['high']:.4f})")
     source.close()
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "python": platform.python_version(),
-            "cores": os.cpu_count(), "version": __version__, "zeus": zeus_version,
-            "device": "fake driver" if fake else source.info.device_name,
-        }  # fmt: skip
+        device = "fake driver" if fake else source.info.device_name
+        environment = about("torch", zeus=zeus_version, device=device)
         options.json.write_text(json.dumps({"environment": environment, "figures": figures}, indent=2) + "\n")
 
 

@@ -42,7 +42,6 @@ import datetime
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -63,7 +62,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from overlap_callbacks import OverlapReport, Sink, __version__
+from benchmarks.about import about
+from overlap_callbacks import OverlapReport, Sink
 from overlap_callbacks.analysis.communication.bandwidths import Link, effective_bandwidths, recorded_rates
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.step_time import Hardware, StepTime, exact_step, step_flop
@@ -464,16 +464,8 @@ def main() -> None:
     results = results_of(measure(options.rounds, options.batch, time.monotonic() + seconds))
     _show(results)
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d %H:%M"),
-            "torch": str(torch.__version__),
-            "library": __version__,
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-            "command": " ".join(["python", *sys.argv]),
-        }
         found = {
-            "environment": environment,
+            "environment": about("torch"),
             "goal": GOAL,
             "models": SIZES,
             "common": {**COMMON, "batch": options.batch},

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import jsonl
@@ -135,10 +135,7 @@ def main() -> None:
             "page_bytes": page.stat().st_size,
         }
     found = {
-        "environment": {
-            "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "cores": os.cpu_count(),
-            "windows": options.windows, "all_details": options.earlier,
-        },
+        "environment": about(windows=options.windows, all_details=options.earlier),
         "results": results,
     }  # fmt: skip
     if options.json != "-":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks import OverlapMonitor, Schedule
 from overlap_callbacks.monitor.config import MonitorConfig
 
@@ -98,12 +98,7 @@ def main() -> None:
     for point in points:
         print(f"step {point['step']:6}: {point['lost_s']:.2f} s of {point['training_s']:.0f} s, {point['share']:.2%}")
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d"), "device": platform.processor() or platform.machine(),
-            "torch": str(torch.__version__), "python": platform.python_version(),
-            "command": f"python benchmarks/silence.py --steps {options.steps} --step-ms {options.step_ms:g}",
-            "every_n_steps": EVERY_N_STEPS, "max_overhead": MonitorConfig().max_overhead,
-        }  # fmt: skip
+        environment = about("torch", every_n_steps=EVERY_N_STEPS, max_overhead=MonitorConfig().max_overhead)
         options.json.write_text(json.dumps({"environment": environment, "results": points}, indent=2) + "\n")
 
 

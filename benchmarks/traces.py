@@ -15,13 +15,11 @@ import functools
 import gzip
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.about import about  # noqa: E402
 from tests import kineto  # noqa: E402
 
 # Times that the real trace lies in a long file: some two gigabytes.
@@ -302,11 +301,7 @@ def main() -> None:
         results["start"] = start(folder, options.rounds)
         results["scaling"] = scaling(folder, max(options.events // 8, 1000), options.rounds)
     if options.json:
-        environment = {
-            "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "cores": os.cpu_count(),
-            "command": f"benchmarks/traces.py --rounds {options.rounds} --events {options.events}",
-        }  # fmt: skip
-        options.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"environment": about(), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

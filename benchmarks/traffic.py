@@ -11,10 +11,7 @@ time.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import sys
 import time
 import tracemalloc
@@ -27,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.about import about
 from overlap_callbacks.analysis.communication.sums import add_sums, job_messages
 from overlap_callbacks.analysis.communication.traffic import dimension_totals, matrix_of
 from tests.analysis.communication.layouts import Layout
@@ -81,16 +79,12 @@ def main() -> None:
         f"dp and all-to-all over {options.ranks}": Layout(1, 1, options.ranks, expert=True),
     }
     results = {name: measured(layout) for name, layout in jobs.items()}
-    environment = {
-        "date": datetime.date.today().isoformat(), "python": platform.python_version(), "numpy": np.__version__,
-        "cores": os.cpu_count(), "command": f"python benchmarks/traffic.py --ranks {options.ranks}",
-    }  # fmt: skip
     for name, figures in results.items():
         print(name)
         for figure, value in figures.items():
             print(f"  {figure}: {value:,.4g}")
     if options.json:
-        options.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"environment": about("numpy"), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
