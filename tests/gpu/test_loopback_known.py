@@ -263,7 +263,11 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
 NIGHTLY = [("ddp", 8), ("ddp", 24), *[("fsdp2", ctas) for ctas in CTAS]]
 
 
-@pytest.fixture(scope="module", params=at_night(RUNS, NIGHTLY), ids=lambda run: f"{run[0]}, {run[1]} CTAs")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(run, marks=pytest.mark.nightly if run in NIGHTLY else ()) for run in RUNS],
+    ids=lambda run: f"{run[0]}, {run[1]} CTAs",
+)
 def found(request: pytest.FixtureRequest) -> Found:
     kind, ctas = request.param
     run: Found = run_alone(_run, kind, ctas, {}, timeout_s=200)
