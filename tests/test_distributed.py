@@ -34,4 +34,4 @@ def test_a_rank_that_crashes_while_its_interpreter_ends_is_a_failure(run: Callab
 @pytest.mark.parametrize("run", [run_ranks, run_mortal_ranks])
 def test_a_rank_that_hangs_while_its_interpreter_ends_is_a_failure(run: Callable[..., object]) -> None:
     with pytest.raises(RanksFailedError, match="rank 1 returned, but did not end"):
-        run(leave_a_thread_that_never_ends, 2, timeout_s=1.0)
+        run(leave_a_thread_that_never_ends, 2, timeout_s=1.5)
