@@ -93,15 +93,19 @@ class Decider:
         self._last = 0, 0  # the last window that led to something, and its first step
         self._resume(earlier, decided)
 
-    def choose(self, window: int, now_s: float, arm_steps: int) -> Choice:
+    def choose(self, window: int, now_s: float, arm_steps: int, *, asked: bool = False) -> Choice:
         """What a window that could begin now measures. If that is an arm, its window or trial counts as begun.
 
         Args:
             window: its number.
             now_s: time on a clock that does not go back.
             arm_steps: steps with the arm in a whole window.
+            asked: whether it is measured whatever the budget says and whether an arm is due, if one is left.
         """
         self.has_slowed(window, now_s)
+        if asked and (left := self._due(window)[0] or [held.arm for held in self._all_held]):
+            left[0].num_begun += 1
+            return Choice(left[0].arm.name)
         if self._costs.awaited():
             return Choice(reason="the window before it has no result yet")
         due, next_window = self._due(window)
@@ -147,18 +151,21 @@ class Decider:
         best = self._best
         return None if best is None else self._costs.turn_on(window, best.rate, in_doubt=best.is_in_doubt)
 
-    def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
+    def record(self, report: ArmReport | OverlapReport, cost_s: float | None) -> None:
         """Note the report of an arm's window, of sequential steps an ``OverlapReport``.
 
-        ``cost_s``: training time that it cost, as charged: rather too much than too little.
+        ``cost_s``: training time that it cost, as charged: rather too much than too little. None outside the budget.
         """
         name = _arm_of(report, self._arms)
         arm = self._arms.get(name)
-        self._costs.end(name, cost_s)
+        self._costs.end(name, cost_s or 0.0)
         if arm is None:
             return
-        arm.costs_s.append(max(0.0, cost_s))
-        self._costs.window_costs(cost_s)
+        if cost_s is None and report.lost_ms is not None:
+            cost_s = report.lost_ms / 1e3  # what the next one will cost
+        if cost_s is not None:
+            arm.costs_s.append(max(0.0, cost_s))
+            self._costs.window_costs(cost_s)
         self._last = report.window, report.first_step
         # Where training was interrupted, that says nothing of the arm; but the best one must be checked.
         if report.complete or self._is_held(arm):

@@ -17,12 +17,12 @@ from overlap_callbacks.cli import ExitCode, InconclusiveError
 from overlap_callbacks.cli._options import Amount, json_option
 from overlap_callbacks.cli._output import newest_run, one_line, print_json, refusing, writing
 
-_LOOK_S = 0.1
-_BUSY_S = 1.0
+_LOOK_S, _BUSY_S = 0.1, 1.0
 # More than any file of answers.
 _MOST_BYTES = 2**20
 # The last line of the record of a job that has ended.
 _END = b'{"record":"end"}\n'
+_CODES = {"done": ExitCode.DONE, "busy": ExitCode.INCONCLUSIVE}
 
 
 @click.command("ask")
@@ -45,37 +45,42 @@ def command(run: Path, request: str, now: bool, timeout: float, as_json: bool) -
     folder = found.parent if found.name == FILE_NAME else found
     if not (folder / FILE_NAME).exists():
         raise click.ClickException(one_line(f"no record at {folder / FILE_NAME}: give the folder of a running job"))
-    answer = _answer(folder, asked, timeout)
+    answer = _answer(folder, asked, time.monotonic() + timeout)
+    if answer is None:
+        raise InconclusiveError(
+            one_line(
+                f"no answer within {timeout:g} s: the job was killed or hangs, ask='off' is set, a request of another "
+                f"user's is in the way, or {folder} is not the folder that rank 0 writes to [OC148]"
+            )
+        )
     if as_json:
         print_json(answer)
     else:
         click.echo(one_line(answer.text))
-    raise SystemExit(ExitCode.DONE if answer.outcome == "done" else ExitCode.CANNOT)
+    raise SystemExit(_CODES.get(answer.outcome, ExitCode.CANNOT))
 
 
-def _answer(folder: Path, request: Request, timeout_s: float) -> JobAnswer:
-    """Ask, again where the job is busy, until there is an answer; ends the command if there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    answer = None
-    while time.monotonic() < deadline:
-        request = msgspec.structs.replace(request, id=secrets.token_hex(16))
-        with writing(f"a request in {folder}"):
-            is_left = _leave(folder, request)
-        try:
-            answer = _wait(folder, request.id, deadline) if is_left else None
-        finally:
-            _take_back(folder, request)
-        if answer is not None and answer.outcome != "busy":
-            return answer
-        time.sleep(max(0.0, min(_BUSY_S if answer else _LOOK_S, deadline - time.monotonic())))
-    if answer is not None:
-        return answer
-    raise InconclusiveError(
-        one_line(
-            f"no answer within {timeout_s:g} s: the job was killed or hangs, ask='off' is set, a request of another "
-            f"user's is in the way, or {folder} is not the folder that rank 0 writes to [OC148]"
-        )
-    )
+def _answer(folder: Path, request: Request, deadline: float) -> JobAnswer | None:
+    """Ask, again where the job is busy, until there is an answer; the latest one, if any."""
+    is_left, answer = False, None
+    try:
+        while time.monotonic() < deadline:
+            if not is_left:
+                with writing(f"a request in {folder}"):
+                    is_left = _leave(folder, request)
+            answer = _answer_to(folder, request.id) or answer
+            if answer is not None and answer.outcome != "busy":
+                return answer
+            if answer is not None and answer.id == request.id:
+                request, is_left = msgspec.structs.replace(request, id=secrets.token_hex(16)), False
+            elif _has_ended(folder):
+                raise click.ClickException("the job has ended")
+            time.sleep(max(0.0, min(_LOOK_S if is_left else _BUSY_S, deadline - time.monotonic())))
+    finally:
+        with contextlib.suppress(OSError):
+            if request.id.encode() in _read(folder / REQUEST_FILE):
+                (folder / REQUEST_FILE).unlink()
+    return answer
 
 
 def _leave(folder: Path, request: Request) -> bool:
@@ -86,47 +91,32 @@ def _leave(folder: Path, request: Request) -> bool:
     try:
         with open(file, "wb") as target:
             target.write(msgspec.json.encode(request))
-        with contextlib.suppress(PermissionError):  # a file system without hard links
+        try:
             os.link(new, folder / REQUEST_FILE)  # as a whole, and only if there is none
-            return True
-        os.rename(new, folder / REQUEST_FILE)
+        except PermissionError:  # a file system without hard links
+            os.rename(new, folder / REQUEST_FILE)
     except FileExistsError:
         return False
     finally:
-        with contextlib.suppress(OSError):
-            new.unlink()
+        new.unlink(missing_ok=True)
     return True
 
 
-def _take_back(folder: Path, request: Request) -> None:
-    with contextlib.suppress(OSError):
-        if request.id.encode() in _read(folder / REQUEST_FILE):
-            (folder / REQUEST_FILE).unlink()
-
-
-def _wait(folder: Path, name: str, deadline: float) -> JobAnswer | None:
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-            answers = msgspec.json.decode(_read(folder / ANSWERS_FILE), type=list[JobAnswer])
-            given = [answer for answer in answers if answer.id == name]
-            if given:
-                return given[0]
-        if _has_ended(folder):
-            raise click.ClickException("the job has ended")
-        time.sleep(_LOOK_S)
+def _answer_to(folder: Path, name: str) -> JobAnswer | None:
+    with contextlib.suppress(OSError, ValueError):
+        answers = msgspec.json.decode(_read(folder / ANSWERS_FILE), type=list[JobAnswer])
+        return next((answer for answer in answers if answer.id == name), None)
     return None
 
 
 def _has_ended(folder: Path) -> bool:
     """Whether the last line of the record says so."""
     with contextlib.suppress(OSError), (folder / FILE_NAME).open("rb") as source:
-        size = source.seek(0, os.SEEK_END)
-        source.seek(max(0, size - len(_END)))
+        source.seek(max(0, source.seek(0, os.SEEK_END) - len(_END)))
         return source.read() == _END
     return False
 
 
 def _read(path: Path) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(file, "rb") as source:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as source:
         return source.read(_MOST_BYTES)

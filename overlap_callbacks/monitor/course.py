@@ -45,6 +45,13 @@ class Course:
         """First step of the first window that starts at or after ``step``; ``sys.maxsize`` if none comes."""
         return sys.maxsize if self.is_stopped else self.schedule.next_window_step(step)
 
+    def opens_at(self, step: int) -> int:
+        """First step of the first window at or after ``step`` that is not left out in advance. From any thread."""
+        schedule, first = self.schedule, self.schedule.next_window_step(step)
+        while schedule.number_at(first) < max(self.skip.next_window, self.backoff.next_window):
+            first += schedule.every_n_steps
+        return first
+
     def start_over(self) -> None:
         """Skip no window: numbers have gone back, or all ranks have agreed on other windows."""
         self.backoff.rewind()

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-import msgspec
 import numpy as np
 
 from overlap_callbacks import _validation
@@ -106,11 +105,9 @@ class StepDriver:
             num_windows=runner.num_opened,
             window=None if window is None else window.number,
             steps_left=runner.steps_left,
+            next_window=None if course.is_stopped or not self.active else course.opens_at(step + 1),
         )
-        view = View(status, course.schedule, course.own, max(course.skip.next_window, course.backoff.next_window))
-        if course.is_stopped or not self.active:
-            return view
-        return view._replace(status=msgspec.structs.replace(status, next_window=view.opens_at(step + 1)))
+        return status, course
 
     def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run the library's own work; see ``FaultGuard.run``. If a signal handler raises, the window is abandoned."""

@@ -123,7 +123,7 @@ class Session:
             on_error=report_error,
         )
         desk = Desk(config, self.budget, self.plans, view, self.order_checker.submit, job.world_size)
-        self.listener = Listener.of(desk, config, faults.notices) if not job.rank else None
+        self.listener = Listener(desk, config, faults.notices) if not job.rank and config.ask != "off" else None
         try:
             self.order_checker.open()
             self.reporter.open()

@@ -383,3 +383,21 @@ def test_an_arm_whose_checks_are_all_cut_short_is_no_longer_kept() -> None:
             decider.record(report("fast", window, 0.1, complete=False, problems=("cut short",)), COST_S)
     assert (checked, decider.kept) == (4, "")
     assert [one.why for one in decider.decision().left_out] == [Why.UNMEASURED]
+
+
+def test_a_window_that_is_asked_for_is_measured_at_once_and_is_outside_the_budget() -> None:
+    decider = decider_of("fast", "slow")
+    run(decider, {"fast": 0.1, "slow": -0.1}, range(60))
+    assert decider.kept == "fast"
+    before = decider.decision()
+    for window in (60, 61):  # not due, and nothing is paid for in no time
+        asked = decider.choose(window, now_s=59 * WINDOW_S, arm_steps=ARM_STEPS, asked=True)
+        assert (asked.arm, asked.trial) == ("fast", False)
+        decider.record(report("fast", window, 0.1), None)
+    assert decider.decision().cost_s == before.cost_s
+    new = decider_of("fast")
+    assert new.choose(0, now_s=0.0, arm_steps=ARM_STEPS, asked=True).arm == "fast"
+    new.record(report("fast", 0, 0.1, lost_ms=20_000.0), None)
+    # It was not charged, but tells what the next one costs.
+    assert new.decision().cost_s == 0
+    assert new.choose(1, now_s=WINDOW_S, arm_steps=ARM_STEPS).wait_s > 0

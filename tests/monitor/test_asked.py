@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from overlap_callbacks.analysis.results.request import ANSWERS_FILE, REQUEST_FILE
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.cli import main
+from overlap_callbacks.gate.arms import Keep
 from overlap_callbacks.monitor.background import plans
 from overlap_callbacks.monitor.background.mailbox import Mailbox
 from overlap_callbacks.monitor.background.store import StoreChannel
@@ -29,6 +30,7 @@ from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, new_monitor, tiny_schedule, wait_until
+from tests.monitor.test_deciding import EVERY, Sleeping
 
 pytestmark = pytest.mark.alone
 RANKS_LOAD = ["overlap_callbacks.monitor.window_runner", "overlap_callbacks.cli.ask", "click.testing"]
@@ -165,12 +167,12 @@ def test_quick_is_asked_for_and_windows_follow_one_another(tmp_path: Path) -> No
 
 
 def train_with_a_hanging_rank(rank: int, folder: str) -> dict[str, Any]:
-    """As ``train``, where rank 1's vote hangs in the store for longer than the others wait."""
+    """As ``train``, where rank 1's vote hangs in the store until rank 0 has decided without it."""
     add = StoreChannel.add
 
     def hang(channel: StoreChannel, key: str, amount: int = 1) -> int:
         if rank == 1 and key.startswith("plan/"):
-            time.sleep(3 * LEAD_S)
+            wait_until(lambda: b'"decided":false' in (channel.peek("plan") or b""))
         return add(channel, key, amount)
 
     with mock.patch.object(StoreChannel, "add", hang):
@@ -339,3 +341,57 @@ def test_a_job_of_one_rank_says_where_it_is_and_that_it_measures_nothing(tmp_pat
     assert sum(status["status"]["parts_ms"].values()) > 0
     assert window["code"] == 2
     assert "only status is answered" in window["text"]
+
+
+def train_and_decide(rank: int, folder: str) -> dict[str, Any]:
+    """A job that keeps an arm, and is asked while it does, three times."""
+    training, sleeping = Training(rank), Sleeping()
+    schedule = tiny_schedule(repeats=2, every_n_steps=EVERY)
+    arms = sleeping.arms(["faster"])
+    monitor = new_monitor(JsonlSink(folder), arms=arms, decide=Keep(budget=1.0), schedule=schedule)
+    found: dict[str, Any] = {"arms": [], "within": [], "answers": []}
+
+    def is_kept() -> bool:
+        return sleeping.arm == "faster" and not monitor.in_window
+
+    def questioner() -> None:
+        for condition, words in ((is_kept, ["stop"]), (lambda: True, ["resume"]), (is_kept, ["window", "--now"])):
+            wait_until(condition)
+            found["answers"].append(ask(folder, *words))
+
+    last, step = -1, -1
+    with mock.patch.multiple(plans, _LEAD_S=LEAD_S, _LEAD_STEPS=LEAD_STEPS, LOOK_S=LOOK_S):
+        thread = threading.Thread(target=questioner, daemon=True)
+        if rank == 0:
+            thread.start()
+        while last < 0 or step < last:
+            step += 1
+            with monitor.step(step):
+                training.step()
+                sleeping.sleep()
+                found["arms"].append(sleeping.arm)
+                found["within"].append(monitor.in_window)
+            if last < 0 and step % 10 == 0:
+                over = torch.tensor(float(rank == 0 and not thread.is_alive()))
+                dist.all_reduce(over)
+                last = step + 6 * EVERY if over else -1
+        monitor.close()
+    return {**found, "digest": training.digest(), "steps": step + 1, "left": sleeping.arm}
+
+
+@pytest.mark.nightly
+def test_a_stop_while_an_arm_is_kept_puts_back_the_setting_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
+    ranks = run_ranks(train_and_decide, 2, str(tmp_path), timeout_s=TIMEOUT_S)
+    stop, resume, now = ranks[0]["answers"]
+    assert [answer["code"] for answer in ranks[0]["answers"]] == [0, 0, 0], ranks[0]["answers"]
+    arms, within = ranks[0]["arms"], ranks[0]["within"]
+    assert (arms, within) == (ranks[1]["arms"], ranks[1]["within"])
+    kept = [step for step, arm in enumerate(arms) if arm and not within[step]]
+    between = range(stop["from_step"], resume["from_step"])
+    assert any(step < between.start for step in kept)
+    assert any(step >= between.stop for step in kept)
+    assert not any(arms[step] or within[step] for step in between)
+    assert within[now["from_step"]]
+    assert now["from_step"] in [report.first_step for report in read(tmp_path).arms]
+    assert not any(rank["left"] for rank in ranks)
+    assert [rank["digest"] for rank in ranks] == digests_without_library(ranks[0]["steps"])

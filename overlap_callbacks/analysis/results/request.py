@@ -34,10 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def of(cls, text: str, *, now: bool = False) -> Request:
         """The request that a user has written, such as ``every=200``. Raises ValueError."""
         what, sign, steps = text.partition("=")
-        try:
-            number = int(steps) if sign and steps.isascii() and len(steps) < 12 else 0
-        except ValueError:
-            number = 0
+        number = int(steps) if steps.isascii() and steps.isdecimal() and len(steps) < 12 else 0
         request = cls(id=secrets.token_hex(16), what=what, every_n_steps=number, now=now)
         if bool(sign) != (what == EVERY):
             raise ValueError(f"REQUEST must be {ALLOWED}, got {text[:100]!r}")

@@ -78,9 +78,13 @@ class WindowBudget:
         self._saves = False  # the latest window is saved
         self._exempt: set[int] = set()  # windows outside the budget
 
-    def exempt(self, window: int, *, exempt: bool) -> None:
-        """Take a window out of the budget, or back into it: it is measured at any time, and charged nothing."""
-        (self._exempt.add if exempt else self._exempt.discard)(window)
+    def exempt(self, window: int) -> None:
+        """Take a window out of the budget: it is measured at any time, and charged nothing."""
+        self._exempt.add(window)
+
+    def is_exempt(self, window: int | None) -> bool:
+        """Whether a window is outside the budget."""
+        return window in self._exempt
 
     def unpaid_s(self) -> float | None:
         """Time until a window is within the budget, at least 0; None if the cost of one is not known yet."""
@@ -106,14 +110,17 @@ class WindowBudget:
                 self._owe(*lost)
                 self._reason = _NOT_KNOWN
 
-    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _no_late_cost) -> float:
+    def record(
+        self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _no_late_cost
+    ) -> float | None:
         """Note what a window cost, and the time of an overlapped step in it. Returns what it is charged, in s.
+        None if it is outside the budget.
 
         ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
         """
         self.note(report)
         if report.window in self._exempt:
-            return 0.0
+            return None
         with self._lock:
             self._unknown.pop(report.window, None)
             known_s = self._charge_late(late_ms)

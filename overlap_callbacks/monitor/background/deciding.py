@@ -116,8 +116,8 @@ class Deciding:
         finally:
             self._lock.release()
 
-    def choose(self, window: int, arm_steps: int) -> tuple[ChosenArm | None, Skip | None]:
-        """The arm of a window, or why there is none."""
+    def choose(self, window: int, arm_steps: int, *, asked: bool = False) -> tuple[ChosenArm | None, Skip | None]:
+        """The arm of a window, or why there is none; ``asked`` as in ``Decider.choose``."""
         if not self._is_open.wait(_READ_S):
             return None, _skip("the record of earlier starts is still being read")
         now_s = self._now_s() - self.paused_s
@@ -126,7 +126,7 @@ class Deciding:
             for name in [name for name in self._arms if name not in self.available]:
                 self._decider.leave_out(name, window, "this job cannot have it")
             self._arms = {name: arm for name, arm in self._arms.items() if name in self.available}
-            choice = self._decider.choose(window, now_s, arm_steps)
+            choice = self._decider.choose(window, now_s, arm_steps, asked=asked)
             before, self._asked = self._asked, (window, now_s)
         if choice.arm:
             self._awaited = window if self._awaited is None else self._awaited
@@ -145,8 +145,8 @@ class Deciding:
             if self._decider is not None:
                 self._decider.lost(name, cost_s)
 
-    def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
-        """Note the report of a window, and what it is charged."""
+    def record(self, report: ArmReport | OverlapReport, cost_s: float | None) -> None:
+        """Note the report of a window, and what it is charged; None outside the budget."""
         with self._lock:
             self._awaited = None
             if self._decider is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import queue
 import signal
 import sys
 import threading
@@ -32,35 +33,26 @@ class Listener:
 
     Args:
         desk: answers.
-        mailbox: in the folder of the record; None without a record.
-        signal_number: asks for a window; None for no signal.
+        config: the options; the mailbox is in the folder of the record, if there is one.
         notices: for what cannot be answered.
     """
 
-    def __init__(self, desk: Desk, mailbox: Mailbox | None, signal_number: int | None, notices: Notices) -> None:
+    def __init__(self, desk: Desk, config: MonitorConfig, notices: Notices) -> None:
         self._desk = desk
-        self._mailbox = mailbox
-        self._signal_number = signal_number
         self._notices = notices
-        self._previous: Any = None
+        records = [record for sink in config.sinks if (record := sink.kept_record()) is not None]
+        self._mailbox = (
+            Mailbox(records[0].parent, group=config.ask == "group", refused=self._refuse) if records else None
+        )
+        self._signal_number = None if config.ask_signal is None else signal.Signals[config.ask_signal]
+        self._previous: Any = None  # handler of the signal; None while it is not ours
         self._is_signalled = False
         self._over = threading.Event()
         self._answers: list[JobAnswer] = []  # from other threads; the file is this thread's
         self._thread = threading.Thread(target=self._run, name="overlap-callbacks-ask", daemon=True)
 
-    @classmethod
-    def of(cls, desk: Desk, config: MonitorConfig, notices: Notices) -> Listener | None:
-        """The listener that the options ask for, if any."""
-        if config.ask == "off":
-            return None
-        records = [record for sink in config.sinks if (record := sink.kept_record()) is not None]
-
-        def refused(why: str) -> None:
-            notices.warn_once("request", f"a request from outside is not read: {why} [OC145]")
-
-        mailbox = Mailbox(records[0].parent, group=config.ask == "group", refused=refused) if records else None
-        number = None if config.ask_signal is None else signal.Signals[config.ask_signal]
-        return cls(desk, mailbox, number, notices)
+    def _refuse(self, why: str) -> None:
+        self._notices.warn_once("request", f"a request from outside is not read: {why} [OC145]")
 
     def start(self) -> None:
         """Called on the training thread. Without another thread nobody listens, and measuring goes on."""
@@ -69,17 +61,16 @@ class Listener:
         except RuntimeError as error:  # the system cannot start one
             logger.debug("the thread that hears requests", exc_info=error)
             return
-        _served.clear()
-        _served.add(self._desk)
+        _served["desk"] = self._desk
         if self._signal_number is not None and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(self._signal_number, self._on_signal)
 
     def close(self, timeout_s: float) -> None:
         """Hear nothing more."""
         self._over.set()
-        if self._previous is not None and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(self._signal_number or 0) == self._on_signal:
-                signal.signal(self._signal_number or 0, self._previous)
+        number, is_main = self._signal_number or 0, threading.current_thread() is threading.main_thread()
+        if self._previous is not None and is_main and signal.getsignal(number) == self._on_signal:
+            signal.signal(number, self._previous)
             self._previous = None
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -90,37 +81,34 @@ class Listener:
             self._previous(number, frame)
 
     def _run(self) -> None:
-        mailbox = self._mailbox
         try:
-            if mailbox is not None:
-                mailbox.clear()
+            self._look(is_new=False)
             while not self._over.wait(_LOOK_S):
                 self._look()
-            if mailbox is not None:
-                mailbox.clear()
+            if self._mailbox is not None:
+                self._mailbox.clear()
         except Exception as error:  # nobody listens from now on
             self._notices.warn_once("listener", f"requests from outside are heard no more: {error!r} [OC149]", error)
 
-    def _look(self) -> None:
+    def _look(self, *, is_new: bool = True) -> None:
+        """``is_new``: whether a request was made while somebody listened; a job before may have left it."""
         if getattr(sys.modules.get("torch.distributed.debug"), "_WORKER_SERVER", None) is not None:
             _register_handler()
         if self._is_signalled:
             self._is_signalled = False
             self._desk.respond(Request.of(WINDOW), lambda _: None)  # the log has the answer
-        mailbox = self._mailbox
-        if mailbox is None:
-            return
-        request = mailbox.take()
-        if request is not None:
-            self._desk.respond(request, self._answers.append)
-        while self._answers:
-            mailbox.answer(self._answers.pop(0))
+        if self._mailbox is not None:
+            request = self._mailbox.take()
+            if request is not None:
+                self._desk.respond(request, self._answers.append, is_new=is_new)
+            while self._answers:
+                self._mailbox.answer(self._answers.pop(0))
 
 
 # -- torch's debug server, where the job has started one: it serves what is registered here, by POST at its own port
 
-# The desk that answers there; empty if none does. The handler stays registered.
-_served: weakref.WeakSet[Desk] = weakref.WeakSet()
+# The desk that answers there, if any. The handler stays registered.
+_served: weakref.WeakValueDictionary[str, Desk] = weakref.WeakValueDictionary()
 
 
 @functools.cache
@@ -135,22 +123,15 @@ def _register_handler() -> None:
 
 def _serve(request: Any, response: Any) -> None:
     """POST ``/handler/overlap_callbacks?ask=status``, with ``now=1`` for a window outside the budget."""
-    desk, done, answers = next(iter(_served), None), threading.Event(), list[JobAnswer]()
-
-    def reply(answer: JobAnswer) -> None:
-        answers.append(answer)
-        done.set()
-
+    desk, answers = _served.get("desk"), queue.SimpleQueue[JobAnswer]()
     status, content = 503, b"nobody listens here: ask rank 0\n"
-    if desk is not None:
-        try:
-            asked = Request.of(request.get_param("ask"), now=request.get_param("now") == "1")
-            desk.respond(asked, reply)
-            status, content = 504, b"no answer in time\n"
-        except ValueError as error:
-            status, content = 400, f"{error}\n".encode()
-        else:
-            if done.wait(_DEBUG_TIMEOUT_S):
-                status, content = 200, msgspec.json.encode(answers[0])
+    try:
+        if desk is not None:
+            desk.respond(Request.of(request.get_param("ask"), now=request.get_param("now") == "1"), answers.put)
+            status, content = 200, msgspec.json.encode(answers.get(timeout=_DEBUG_TIMEOUT_S))
+    except ValueError as error:
+        status, content = 400, f"{error}\n".encode()
+    except queue.Empty:
+        status, content = 504, b"no answer in time\n"
     response.set_content(content, "application/json" if status == 200 else "text/plain")
     response.set_status(status)

@@ -50,29 +50,20 @@ class Mailbox:
         """The request that is waiting, if any; it is removed. A file that may be somebody else's stays."""
         try:
             file = os.open(self._path, os.O_RDONLY | _SAFELY)
+            try:
+                found = os.fstat(file)
+                self._check(found)
+                content = os.read(file, MAX_REQUEST_BYTES + 1)
+            finally:
+                os.close(file)
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(self._path), found):  # else there is another one meanwhile
+                    self._path.unlink()
+            return decode_request(content)
         except FileNotFoundError:
             return None
-        except OSError as error:  # a link, no permission
-            self._refused(error.strerror or str(error))
-            return None
-        try:
-            found = os.fstat(file)
-            why = self._distrust(found)
-            content = b"" if why else os.read(file, MAX_REQUEST_BYTES + 1)
-        except OSError as error:
-            why = error.strerror or str(error)
-        finally:
-            os.close(file)
-        if why:
-            self._refused(why)
-            return None
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(self._path), found):  # else there is another one meanwhile
-                self._path.unlink()
-        try:
-            return decode_request(content)
-        except ValueError as error:
-            self._refused(one_line(str(error), 200))
+        except (OSError, ValueError) as error:  # a link, no permission
+            self._refused(one_line(getattr(error, "strerror", "") or str(error), 200))
             return None
 
     def answer(self, answer: JobAnswer) -> None:
@@ -80,33 +71,26 @@ class Mailbox:
         self._answers.append(answer)
         new = self._answers_path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            self._remove(new)
+            new.unlink(missing_ok=True)
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o644)
             with open(file, "wb") as target:
                 target.write(msgspec.json.encode(list(self._answers)))
             os.replace(new, self._answers_path)
 
     def clear(self) -> None:
-        """Remove both files: nobody listened when such a request was made, or nobody will."""
-        for path in (self._path, self._answers_path):
-            with contextlib.suppress(OSError):
-                if not self._distrust(os.lstat(path), is_answer=path is self._answers_path):
-                    self._remove(path)
+        """Remove both files: nobody will listen."""
+        self.take()
+        with contextlib.suppress(OSError):
+            self._answers_path.unlink()
 
-    def _distrust(self, found: os.stat_result, *, is_answer: bool = False) -> str:
-        """Why a file is not read; empty if it is the user's own, or the group's where that is allowed."""
-        if not stat.S_ISREG(found.st_mode):
-            return "it is no regular file"
-        if not is_answer and found.st_size > MAX_REQUEST_BYTES:
-            return f"it has more than {MAX_REQUEST_BYTES} bytes"
+    def _check(self, found: os.stat_result) -> None:
+        """Raises ValueError unless a file is the user's own, or the group's where that is allowed."""
         others = stat.S_IWOTH if self._group else stat.S_IWOTH | stat.S_IWGRP
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > MAX_REQUEST_BYTES:
+            raise ValueError(f"it has more than {MAX_REQUEST_BYTES} bytes")
         if found.st_mode & others:
-            return "others may write to it"
-        if found.st_uid == os.geteuid() or (self._group and found.st_gid == os.getegid()):
-            return ""
-        return "it is another user's" + (" and not of the job's group" if self._group else "")
-
-    @staticmethod
-    def _remove(path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+            raise ValueError("others may write to it")
+        if found.st_uid != os.geteuid() and not (self._group and found.st_gid == os.getegid()):
+            raise ValueError("it is another user's" + (" and not of the job's group" if self._group else ""))

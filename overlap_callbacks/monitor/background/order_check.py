@@ -242,7 +242,8 @@ class OrderChecker:
             if deciding is not None and check.window is not None:
                 slowed = skip is not None and deciding.has_slowed(check.window)
                 if skip is None:
-                    chosen, skip = deciding.choose(check.window, check.arm_steps)
+                    asked = self._budget.is_exempt(check.window)
+                    chosen, skip = deciding.choose(check.window, check.arm_steps, asked=asked)
                 keep = "" if slowed else deciding.kept(check.window)
             check.ruling = check_order(
                 self.exchange,

@@ -73,9 +73,6 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{_KEY}/{self.name}"
 
 
-_decode = msgspec.json.Decoder(WindowPlan).decode
-
-
 class Plans:
     """One rank's part. The order check's thread calls ``look`` and ``propose``; the training thread reads.
 
@@ -87,29 +84,26 @@ class Plans:
 
     def __init__(self, channel: StoreChannel, last_step: Callable[[], int], wake: Callable[[], None]) -> None:
         self._channel = channel
+        self._job = channel.job
         self._last_step = last_step
         self._wake = wake
         # Names this start of the job; other ranks hear it with rank 0's rulings. Plans of a killed one do not count.
-        self.session = secrets.token_hex(8) if channel.job.rank == 0 else ""
+        self.session = "" if self._job.rank else secrets.token_hex(8)
         self._open: WindowPlan | None = None  # voted for, and not decided
         self._due: WindowPlan | None = None  # decided, and not followed yet
         self._newest: WindowPlan | None = None  # decided, followed or not
         self._seen = b""
         self._failures = 0
         # on rank 0:
-        self._told: Callable[[WindowPlan], None] | None = None  # gets the decided plan
+        self._told: Callable[[WindowPlan], None] = lambda plan: None  # gets the decided plan
         self._verdict: WindowPlan | None = None  # not known to be published
-        self._give_up_s = 0.0
-        self._decide_by = 0
+        self._decide_by = 0, 0.0  # a step, and a time
 
     # -- on the training thread
 
     def at(self, step: int) -> WindowPlan | None:
         """The plan that holds at a step, or may hold (``decided`` is None); None if there is none."""
-        for plan in (self._due, self._open):
-            if plan is not None and step >= plan.from_step:
-                return plan
-        return None
+        return next((plan for plan in (self._due, self._open) if plan is not None and step >= plan.from_step), None)
 
     def followed(self, plan: WindowPlan) -> None:
         """This rank follows the plan now."""
@@ -128,42 +122,42 @@ class Plans:
 
     # -- on the order check's thread
 
+    def open(self) -> None:
+        """On rank 0, delete the plan of a killed job."""
+        if not self._job.rank:
+            self._channel.delete(_KEY)
+
     def look(self) -> float:
         """Hear, vote or decide. Returns the seconds until the next look."""
         try:
-            if self._channel.job.rank == 0:
+            if not self._job.rank:
                 self._decide()
             elif self.session:
                 self._hear()
             self._failures = 0
         except StoreFailedError:  # the next order check says so; the job may just have ended
             self._failures += 1
-            if self._open is None and self._channel.job.rank:
+            if self._open is None and self._job.rank:
                 self.session = ""  # nothing is heard until that check has a ruling: torch prints each failure
-        usual_s = LOOK_S if self._open is None else _SOON_S
-        interval_s = usual_s * max(1.0, self._channel.job.world_size / _LOOKS_PER_S)
+        interval_s = (LOOK_S if self._open is None else _SOON_S) * max(1.0, self._job.world_size / _LOOKS_PER_S)
         return max(interval_s, min(interval_s * (1 << min(self._failures, 6)), _FAILING_S))
 
     def propose(self, plan: WindowPlan, told: Callable[[WindowPlan], None]) -> None:
-        """On rank 0, ask all ranks to follow a plan; ``told`` gets it once it is decided."""
-        self._told, self._give_up_s = told, time.monotonic() + _PATIENCE_S
+        """On rank 0, ask all ranks to follow a plan; ``told`` gets it once it is decided, or the job ends."""
         last = self._last_step()
-        self._decide_by = last + round((plan.from_step - last) * _DECIDE_PART)
-        self._verdict, self._open = None, msgspec.structs.replace(plan, before=self._newest)
+        self._decide_by = last + round((plan.from_step - last) * _DECIDE_PART), time.monotonic() + _PATIENCE_S
+        self._told, self._verdict, self._open = told, None, msgspec.structs.replace(plan, before=self._newest)
         self._wake()
         with contextlib.suppress(StoreFailedError):  # if it is not published, nobody votes for it
             self._channel.publish(_KEY, msgspec.json.encode(self._open))
 
     def leave(self) -> None:
-        """Delete what is left in the store."""
+        """The job ends: delete what is left in the store. A plan that is not decided never is."""
         with contextlib.suppress(StoreFailedError):
-            if self._channel.job.rank == 0 or self._seen:
+            if not self._job.rank or self._seen:
                 self._channel.delete(_KEY, *([] if self._open is None else [self._open.votes]))
-
-    def open(self) -> None:
-        """On rank 0, delete the plan of a killed job."""
-        if self._channel.job.rank == 0:
-            self._channel.delete(_KEY)
+        if self._open is not None:
+            self._told(self._open)
 
     def _hear(self) -> None:
         message = self._channel.peek(_KEY)
@@ -171,44 +165,42 @@ class Plans:
             return
         self._seen = message
         try:
-            plan = _decode(message)
+            plan = msgspec.json.decode(message, type=WindowPlan)
         except msgspec.MsgspecError:
             return
         if plan.session != self.session:
             return
         self._follow(plan if plan.decided else plan.before)
-        if plan.decided is None and self._last_step() <= plan.vote_by:
-            self._open = plan  # before the vote: from here on this rank waits for the decision
-            self._wake()
-            self._channel.add(plan.votes)
-            return
-        voted, self._open = self._open, None
+        votes = plan.decided is None and self._last_step() <= plan.vote_by
+        before, self._open = self._open, plan if votes else None
         self._wake()
-        if voted is not None:
-            self._channel.delete(voted.votes)  # this rank's vote may have come after rank 0 deleted them
+        if votes:  # only now: from here on this rank waits for the decision
+            self._channel.add(plan.votes)
+        elif before is not None:
+            self._channel.delete(before.votes)  # this rank's vote may have come after rank 0 deleted them
 
     def _follow(self, plan: WindowPlan | None) -> None:
         if plan is not None and (self._newest is None or plan.name != self._newest.name):
             self._due = self._newest = msgspec.structs.replace(plan, before=None)
 
     def _decide(self) -> None:
-        if self._open is None:
+        plan = self._open
+        if plan is None:
             return
         if self._verdict is None:
-            is_late = self._last_step() > self._decide_by or time.monotonic() >= self._give_up_s
-            agreed = self._channel.add(self._open.votes, 0) == self._channel.job.world_size - 1
+            last_step, last_s = self._decide_by
+            is_late = self._last_step() > last_step or time.monotonic() >= last_s
+            agreed = self._channel.add(plan.votes, 0) == self._job.world_size - 1
             if not agreed and not is_late:
                 return
-            self._verdict = msgspec.structs.replace(self._open, decided=agreed and not is_late)
+            self._verdict = msgspec.structs.replace(plan, decided=agreed and not is_late)
         # If this fails, some ranks may have read it: rank 0 waits too, and publishes it again at the next look.
         self._channel.publish(_KEY, msgspec.json.encode(self._verdict))
         plan, self._verdict = self._verdict, None
         self._follow(plan if plan.decided else None)
         self._open = None
         self._wake()
-        told, self._told = self._told, None
-        if told is not None:
-            told(plan)
+        self._told(plan)
         self._channel.delete(plan.votes)
 
 

@@ -297,7 +297,7 @@ class Reporter:
         )
         if self._abandoned:
             return
-        charged_s = 0.0
+        charged_s: float | None = 0.0
         if window.quick:
             self._budget.note(report)
         else:
@@ -323,7 +323,7 @@ class Reporter:
             self._watching.window(report, self._open_sinks)
         self._decide(report, charged_s)
 
-    def _decide(self, report: ArmReport | OverlapReport, charged_s: float) -> None:
+    def _decide(self, report: ArmReport | OverlapReport, charged_s: float | None) -> None:
         if self._deciding is not None and not report.quick:
             self._deciding.record(report, charged_s)
             self._tell_decision()
