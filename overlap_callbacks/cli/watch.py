@@ -15,6 +15,8 @@ from overlap_callbacks.analysis.status_words import time_in_words
 from overlap_callbacks.cli._options import Amount
 from overlap_callbacks.cli._output import newest_run, open_console, refusing
 
+# A lower terminal has no room for the table of parts.
+_LINES = 40
 # A long record takes a while to read: at most this part of the time goes into it.
 _READING_PART = 0.1
 
@@ -32,12 +34,15 @@ def command(run: Path, every: float) -> None:
     from rich.text import Text
 
     from overlap_callbacks.report import record
-    from overlap_callbacks.report.terminal import SanitizedRenderable, ShortScreen
+    from overlap_callbacks.report.terminal import SanitizedRenderable, ShortScreen, drawn
+    from overlap_callbacks.report.views.elements import Document
     from overlap_callbacks.report.views.short import short_of
+    from overlap_callbacks.report.views.step_parts import step_parts
 
     run = newest_run(run)
     file = run / FILE_NAME if run.is_dir() else run
     console, is_running, took_s = open_console(), True, 0.0
+    is_high = not console.is_terminal or console.height >= _LINES
     seen: tuple[int, int] | None = (-1, 0)
     with contextlib.ExitStack() as screen:
         live = screen.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
@@ -49,8 +54,10 @@ def command(run: Path, every: float) -> None:
                 with refusing(record.RecordError):
                     found = record.read(file, details=False)
                 took_s, is_running = time.monotonic() - began_s, found.running
-                results = ShortScreen(short_of(found), f"overlap show {shlex.quote(str(file.parent))} --all")
-            shown = SanitizedRenderable(Group(results, Text(_last_line(file, is_running=is_running), "dim")))
+                short = ShortScreen(short_of(found), f"overlap show {shlex.quote(str(file.parent))} --all")
+                parts = Document("", (), "", compared=tuple(step_parts(found)))
+                results = [short, drawn(parts, everything=is_high), *([Text()] if is_high else [])]
+            shown = SanitizedRenderable(Group(*results, Text(_last_line(file, is_running=is_running), "dim")))
             if live is not None:
                 live.update(shown, refresh=True)
             elif is_new:

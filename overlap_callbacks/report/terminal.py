@@ -188,8 +188,8 @@ class _Drawing:
     def parts(self) -> Iterator[RenderableType]:
         document, several = self._document, bool(self._document.compared)
         if several:
-            first = document.verdict or document.heading
-            yield from self._verdict(first, document.more, document.compared[0].blocks)
+            if first := document.verdict or document.heading:
+                yield from self._verdict(first, document.more, document.compared[0].blocks)
             yield from self._sections(document.compared)
         for run in document.runs if self._everything or not several else ():
             if several:
