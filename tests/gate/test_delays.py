@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import gc
+import itertools
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +24,7 @@ from overlap_callbacks.gate.delays import _DelayedWork
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from tests.distributed import run_ranks
+from tests.gate.sequences import collective, conflict_of
 from tests.simulated_gpu.left_out import Wait
 
 RANKS_LOAD = ("torch",)
@@ -83,15 +87,15 @@ JOBS: dict[str, Callable[[nn.Module], Step]] = {
 
 def _train(job: str, rank: int, delay_ms: float | None) -> tuple[list[torch.Tensor], list[StepLog], float]:
     model = _model()
-    step, optimizer, random = JOBS[job](model), torch.optim.SGD(model.parameters(), 0.1), torch.Generator()
-    random.manual_seed(rank)
+    step, optimizer, generator = JOBS[job](model), torch.optim.SGD(model.parameters(), 0.1), torch.Generator()
+    generator.manual_seed(rank)
     gate, logs, began = Gate(), [], time.perf_counter()
     gate.register()
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     told = None if delay_ms is None else {("allreduce_", name, place): delay_ms for place in range(100)}
     for _ in range(STEPS):
         gate.begin_step(sequential=False, delays_ms=told)
-        step(torch.randn(4, 32, generator=random))
+        step(torch.randn(4, 32, generator=generator))
         logs.append(gate.end_step())
         assert gate.last_error is None
         optimizer.step()
@@ -119,6 +123,71 @@ def _compare(rank: int, job: str) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_delays_change_no_bit_and_leave_nothing_behind(job: str) -> None:
     run_ranks(_compare, 2, job)
+
+
+GROUPS_OF_THREE = {"a": (0, 1, 2), "b": (0, 1), "c": (1, 2), "d": (0, 2)}
+
+
+def _accepted_orders(number: int) -> tuple[list[list[list[str]]], int]:
+    """Each rank's collectives, by group, in random orders that the order check accepts; how many it refused."""
+    draw, found, refused = random.Random(0), list[list[list[str]]](), 0
+    while len(found) < number:
+        events = draw.choices(list(GROUPS_OF_THREE), k=draw.randint(2, 10))
+        ranks = [[name for name in events if rank in GROUPS_OF_THREE[name]] for rank in range(3)]
+        for own in ranks:
+            for place in [draw.randrange(len(own) - 1) for _ in range(draw.randrange(3)) if len(own) > 1]:
+                own[place : place + 2] = own[place + 1], own[place]
+        sequences = [[collective(name) for name in own] for own in ranks]
+        if conflict_of(*sequences, groups=GROUPS_OF_THREE) is None:
+            found.append(ranks)
+        else:
+            refused += 1
+    return found, refused
+
+
+def _run_orders(rank: int, orders: list[list[list[str]]]) -> int:
+    """The collectives of each order, synchronous or waited for anywhere later, some delayed; their number."""
+    made = {name: dist.new_group(list(ranks)) for name, ranks in GROUPS_OF_THREE.items()}
+    groups = {name: group for name, group in made.items() if rank in GROUPS_OF_THREE[name]}
+    gate, delayed = Gate(), 0
+    gate.register()
+    for number, of_ranks in enumerate(orders):
+        draw, own = random.Random(number), random.Random(f"{number} {rank}")
+        places = list(itertools.product(GROUPS_OF_THREE, range(10)))  # delays are the same on all ranks
+        delays_ms = dict(zip(places, draw.choices((0.0, 1.0, 4.0), k=len(places)), strict=True))
+        own_ms = {("allreduce_", groups[of].group_name, at): ms for (of, at), ms in delays_ms.items() if of in groups}
+        gate.begin_step(sequential=False, delays_ms=own_ms)
+        pending, issued = list[tuple[Any, torch.Tensor, float]](), Counter[str]()
+        for name in of_ranks[rank]:
+            tensor = torch.full((4,), float(rank + issued[name]))
+            total = float(sum(GROUPS_OF_THREE[name]) + len(GROUPS_OF_THREE[name]) * issued[name])
+            issued[name] += 1
+            asynchronous = own.random() < 0.7
+            pending.append((dist.all_reduce(tensor, group=groups[name], async_op=asynchronous), tensor, total))
+            while pending and (own.random() < 0.4 or not asynchronous):
+                _finish(*pending.pop(own.randrange(len(pending))))
+        for one in pending:
+            _finish(*one)
+        log = gate.end_step()
+        assert gate.last_error is None
+        assert len(log.delays) == len(of_ranks[rank])
+        delayed += len(log.delays)
+    gate.close()
+    return delayed
+
+
+def _finish(work: Any, tensor: torch.Tensor, total: float) -> None:
+    if work is not None:
+        work.wait()
+    assert tensor.tolist() == [total] * 4
+
+
+@pytest.mark.nightly
+def test_delays_hang_in_no_order_that_the_order_check_accepts() -> None:
+    orders, refused = _accepted_orders(60)
+    assert refused > 60
+    found = run_ranks(_run_orders, 3, orders)
+    assert found == [sum([len(of_ranks[rank]) for of_ranks in orders]) for rank in range(3)]
 
 
 class _Real(dist.Work):
