@@ -184,8 +184,12 @@ class ArmCosts:
     def end(self, name: str, cost_s: float) -> None:
         self._begun.pop(name, None)
         self._spent_s += max(0.0, cost_s)
-        self._windows_s += max(0.0, cost_s)
+        self.window_took(cost_s)
         self._dearest_s = max(self._dearest_s, cost_s)
+
+    def window_took(self, cost_s: float) -> None:
+        """Take a window's time off the pace."""
+        self._windows_s += max(0.0, cost_s)
 
     def window_costs(self, cost_s: float) -> None:
         """Note what a whole window costs."""

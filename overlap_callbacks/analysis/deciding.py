@@ -163,6 +163,7 @@ class Decider:
             return
         if cost_s is None and report.lost_ms is not None:
             cost_s = report.lost_ms / 1e3  # what the next one will cost
+            self._costs.window_took(cost_s)
         if cost_s is not None:
             arm.costs_s.append(max(0.0, cost_s))
             self._costs.window_costs(cost_s)
