@@ -5,17 +5,19 @@
 Runs of 1,000 windows, one every 500 steps, of simulated step times, with each kind of noise of ``rhythms.py`` and two
 rhythms. The steps of a window become three figures, as many as the library watches: the difference of the modes over 32
 timed steps, and two over four profiled steps of each mode. The mean of every 128 steps is a
-value of a part of the step, of which eight are watched.
+value of a part of the step. Up to fourteen of these are watched.
 
 Goals: at most one false alarm in 1,000 windows, all three figures together, and at most one in ten days of all parts
-together (a day of steps of 100 ms: 6,750 values). A step of 1.25 standard deviations of a window's figure, in one of
-them, after 300 windows without an alarm, is found within 20 windows in 95 % of runs; so is the step that the detector
-itself names. A drift is a change: what is found there is no false alarm.
+together (a day of steps of 100 ms: 6,750 values of each). So rare a one is not seen here, so a detector that may have
+one hundred times as many tells whether it keeps its rate. A step of 1.25 standard deviations of a window's figure, in
+one of them, after 300 windows without an alarm, is found within 20 windows in 95 % of runs; so is the step that the
+detector itself names. A drift is a change: what is found there is no false alarm.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import json
 import platform
@@ -30,13 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import overlap_callbacks
 from benchmarks import rhythms
-from overlap_callbacks.analysis.change import WITHIN_VALUES, ChangeDetector, changes
+from overlap_callbacks.analysis.change import WINDOWS_PER_FALSE_ALARM, WITHIN_VALUES, ChangeDetector, changes
 from overlap_callbacks.analysis.outliers import far_longer
+from overlap_callbacks.analysis.watch import FALSE_ALARMS_PER_DAY
 
 Floats = npt.NDArray[np.float64]
 EVERY, WINDOWS, BATCH = 500, 1000, 128
-NUM_FIGURES, NUM_PARTS = 3, 8
-WINDOWS_PER_FALSE_ALARM, FALSE_ALARMS_PER_DAY, DAY_VALUES = 1000, 0.1, 6_750
+NUM_FIGURES, NUM_PARTS = 3, 14
+DAY_VALUES, TIMES = 6_750, 100
 BEFORE, STEP = (150, 300), 1.25
 NOISES = (*rhythms.NOISES, "every 8th step +50 %", "every 50th step +100 %")
 QUIET = tuple(noise for noise in NOISES if noise != "drift")
@@ -81,23 +84,26 @@ def false_alarms(kind: str, runs: int, chance: np.random.Generator) -> Any:
     )  # fmt: skip
     rate = DAY_VALUES * NUM_PARTS / FALSE_ALARMS_PER_DAY
     number = runs * WINDOWS
-    of_parts = sum([len(changes(parts(kind, WINDOWS, chance), rate)[0]) for _ in range(runs)])
+    series = [parts(kind, WINDOWS, chance) for _ in range(runs)]
+    rare, often = (sum([len(changes(one, each)[0]) for one in series]) for each in (rate, rate / TIMES))
     return {
-        "noise": kind, "windows": number, "false_alarms_per_1000_windows": 1000 * found / number,
-        "values_of_parts": number, "false_alarms_per_day": of_parts / number * DAY_VALUES * NUM_PARTS,
+        "noise": kind, "windows": number, "false_alarms": found, "false_alarms_per_1000_windows": 1000 * found / number,
+        "values_of_parts": number, "alarms_of_parts": rare, "expected": number / rate,
+        "alarms_at_100_times_the_rate": often, "expected_at_100_times_the_rate": TIMES * number / rate,
     }  # fmt: skip
 
 
 def delays(kind: str, before: int, runs: int, chance: np.random.Generator) -> Any:
     """How soon a step in one figure is found, in the first, second and third figure in turn."""
-    deviations = figures(kind, WINDOWS, chance).std(axis=1)
+    deviations = figures(kind, 10 * WINDOWS, chance).std(axis=1)
     found: dict[str, list[float]] = {"given": [], "named": []}
     for run in range(runs):
-        values = figures(kind, before + 2 * WITHIN_VALUES, chance)[run % NUM_FIGURES]
+        values = figures(kind, before + WITHIN_VALUES, chance)[run % NUM_FIGURES]
+        quiet = ChangeDetector(WINDOWS_PER_FALSE_ALARM * NUM_FIGURES)
+        if any([quiet.add(value) is not None for value in values[:before]]):
+            continue
         for what, delays in found.items():
-            detector = ChangeDetector(WINDOWS_PER_FALSE_ALARM * NUM_FIGURES)
-            if any([detector.add(value) is not None for value in values[:before]]):
-                break  # not quiet
+            detector = copy.deepcopy(quiet)
             step = STEP * deviations[run % NUM_FIGURES] if what == "given" else detector.smallest_step or 0.0
             late = [place for place, value in enumerate(values[before:]) if detector.add(value + step) is not None]
             delays.append(late[0] + 1 if late else np.inf)
@@ -112,9 +118,10 @@ def delays(kind: str, before: int, runs: int, chance: np.random.Generator) -> An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100, help="of 1,000 windows; ten times as many of steps")
+    parser.add_argument("--seed", type=int, default=38, help="limits were chosen with seed 1001")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chance = np.random.default_rng(0)
+    chance = np.random.default_rng(options.seed)
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "command": f"python {' '.join(sys.argv)}",

@@ -6,7 +6,8 @@ Each job trains 22 stretches of 128 steps as it is, and then has a fault: a rank
 its backward pass; a rank whose loader is slow; a link between two ranks that delays every message (a proxy through
 which Gloo's connections pass); a step that grows at all ranks; or one slow host of two, which are simulated by names.
 The first change that the record tells after the fault counts: cause and ranks must be right, of a slow link the two
-ranks at its ends, and its first step within three stretches. Of a step that grows, no rank may be named.
+ranks at its ends, and its first step at most three stretches before the fault. Of a step that grows, no rank may be
+named. A job ends once a change is told, or after ten stretches with the fault. A file that exists is gone on with.
 
 Goal: right in 48 of 50.
 """
@@ -14,7 +15,9 @@ Goal: right in 48 of 50.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -39,13 +42,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import overlap_callbacks
 from overlap_callbacks import Schedule
+from overlap_callbacks.analysis.results.change import Change
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report.record import read
+from overlap_callbacks.sinks import JsonlSink, Sink
 
 STRETCH, QUIET, FAULTY = 128, 22, 10
+# Changes that begin earlier are none of the fault's.
+SINCE = (QUIET - 3) * STRETCH
+# Steps in which all ranks hear that a change is told.
+LEAD = 64
 KINDS = ("compute", "input", "link", "growing", "host")
 WORK_S = 0.0005
 _MOST_PORTS = 8
+# Ports below and above those that the system gives to Gloo, in both orders of their bytes: Gloo compares the wrong one.
+_LOW, _HIGH = range(20_224, 32_000, 256), 65_535
 
 
 class Fault(NamedTuple):
@@ -78,13 +90,14 @@ class DelayingProxy:
     """Passes TCP connections on to ports of this host, and every piece of data some time later.
 
     It is a process of its own, since torch holds the interpreter's lock in some collectives; made before torch has
-    threads.
+    threads. Of two ranks of Gloo, the one with the lower port listens: rank 0 has the proxy, with
+    ports below all others.
     """
 
     def __init__(self) -> None:
         context = mp.get_context("fork")
         self.delay_s = context.Value("d", 0.0)
-        self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(_MOST_PORTS)]
+        self._servers = [_low_server() for _ in range(_MOST_PORTS)]
         self._ports = context.Array("i", _MOST_PORTS)
         self._used = 0
         context.Process(target=self._serve, daemon=True).start()
@@ -122,10 +135,16 @@ class DelayingProxy:
                 sink.sendall(waiting.popleft()[1])
 
 
-class ProxiedStore(dist.Store):
-    """A store that tells the other ranks the proxy's ports in place of Gloo's own."""
+def _low_server() -> socket.socket:
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", random.SystemRandom().choice(_LOW)))
 
-    def __init__(self, store: dist.Store, proxy: DelayingProxy) -> None:
+
+class ProxiedStore(dist.Store):
+    """A store that tells the other ranks the proxy's ports in place of Gloo's own, and without one a high port."""
+
+    def __init__(self, store: dist.Store, proxy: DelayingProxy | None) -> None:
         super().__init__()
         self.inner, self._proxy = store, proxy
 
@@ -134,7 +153,8 @@ class ProxiedStore(dist.Store):
 
         def proxied(found: re.Match[bytes]) -> bytes:
             (port,) = struct.unpack("!H", found[1])
-            return b"\x02\x00" + struct.pack("!H", self._proxy.before(port)) + b"\x7f\x00\x00\x01"
+            told = _HIGH if self._proxy is None else self._proxy.before(port)
+            return b"\x02\x00" + struct.pack("!H", told) + b"\x7f\x00\x00\x01"
 
         self.inner.set(key, re.sub(rb"\x02\x00(..)\x7f\x00\x00\x01", proxied, data, flags=re.DOTALL))
 
@@ -154,43 +174,57 @@ class ProxiedStore(dist.Store):
         return self.inner.delete_key(key)
 
 
-def spin(seconds: float) -> None:
-    time.sleep(seconds)
+class Told(Sink):
+    """Notes the step at which the job may end, for all ranks: a change is told."""
+
+    def __init__(self, last_step: Any, steps: Any) -> None:
+        self._last_step, self._steps = last_step, steps
+
+    def log(self, report: OverlapReport) -> None:
+        pass
+
+    def change(self, change: Change) -> None:
+        if change.first_step >= SINCE and change.step_ms > 0:
+            self._steps.value = min(self._steps.value, self._last_step.value + LEAD)
 
 
-def train(rank: int, case: Fault, port: int, folder: str) -> None:
+def train(rank: int, case: Fault, port: int, folder: str, last_step: Any, steps: Any) -> None:
     torch.set_num_threads(1)
-    proxy = DelayingProxy() if case.kind == "link" else None
+    proxy = DelayingProxy() if case.kind == "link" and not rank else None
     store: dist.Store = dist.TCPStore("127.0.0.1", port, case.world_size, rank == 0)
-    if proxy is not None:
+    if case.kind == "link":
         store = ProxiedStore(store, proxy)
     if case.kind == "host":
         name = f"node-{rank // 2}"
         socket.gethostname = platform.node = lambda: name
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=case.world_size)
+    patience = datetime.timedelta(minutes=2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=case.world_size, timeout=patience)
     if isinstance(store, ProxiedStore):  # Gloo has connected; the library uses the real one
         group = dist.group.WORLD
         dist.distributed_c10d._world.pg_map[group] = ("gloo", dist.PrefixStore("default_pg", store.inner))
     layers = [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     extra = {"forward": 0.0, "backward": 0.0}
-    layers[0].register_forward_hook(lambda *_: spin(WORK_S + extra["forward"]))
-    layers[0].register_full_backward_hook(lambda *_: spin(WORK_S + extra["backward"]))
+    layers[0].register_forward_hook(lambda *_: time.sleep(WORK_S + extra["forward"]))
+    layers[0].register_full_backward_hook(lambda *_: time.sleep(WORK_S + extra["backward"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # One small window, so that hosts are known, and then steps alone.
     schedule = Schedule(every_n_steps=100_000, repeats=1, profiled_steps=2)
-    monitor = attach(optimizer, model=model, run_dir=folder, schedule=schedule, power=False)
+    told = Told(last_step, steps)
+    monitor = attach(optimizer, model=model, schedule=schedule, power=False, sinks=[JsonlSink(folder), told])
     data = torch.randn(8, 64, requires_grad=True)
     first = QUIET * STRETCH
-    for step in range((QUIET + FAULTY) * STRETCH):
+    for step in itertools.takewhile(lambda step: step < steps.value, itertools.count()):
+        if not rank:
+            last_step.value = step
         is_here = step >= first and rank in case.ranks
         grown = (step - first) / (FAULTY * STRETCH) if case.kind == "growing" else 1.0
         extra_s = case.extra_s * grown * is_here
-        spin(WORK_S / 2 + extra_s * (case.kind == "input"))
+        time.sleep(WORK_S / 2 + extra_s * (case.kind == "input"))
         if case.kind in ("compute", "growing", "host"):
             extra["backward" if case.backward else "forward"] = extra_s
         if proxy is not None:
-            proxy.delay_s.value = extra_s / 2
+            proxy.delay_s.value = extra_s / 4  # an all-reduce of Gloo is four messages, one after the other
         model(data).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -204,22 +238,27 @@ def outcome(case: Fault) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        began_s = time.monotonic()
-        mp.start_processes(train, (case, port, folder), nprocs=case.world_size, start_method="fork")
-        changes = read(folder).changes
+        began_s, context = time.monotonic(), mp.get_context("fork")
+        shared = context.Value("l", 0), context.Value("l", (QUIET + FAULTY) * STRETCH)
+        error = ""
+        try:
+            mp.start_processes(train, (case, port, folder, *shared), nprocs=case.world_size, start_method="fork")
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as failed:
+            error = str(failed).strip().splitlines()[-1]
+        changes = [] if error else read(folder).changes
     first = QUIET * STRETCH
-    since = [change for change in changes if change.first_step >= first - 3 * STRETCH and change.step_ms > 0]
+    since = [change for change in changes if change.first_step >= SINCE and change.step_ms > 0]
     found = since[0] if since else None
     right = found is not None and found.cause == case.cause and found.ranks == case.told_ranks
     return {
         "kind": case.kind, "world_size": case.world_size, "ranks": case.ranks, "extra_ms": round(case.extra_s * 1e3, 2),
         "in": ("backward" if case.backward else "forward") if case.cause == "compute" else case.kind,
-        "right": bool(right),
+        "right": bool(right), "error": error,
         "told": None if found is None else {
             "cause": found.cause, "ranks": found.ranks, "step_ms": round(found.step_ms, 2),
             "stretches_until_told": (found.found_step + 1 - first) / STRETCH, "is_not": found.is_not,
         },
-        "false_alarms": len([change for change in changes if change.first_step < first - 3 * STRETCH]),
+        "false_alarms": len([change for change in changes if change.first_step < SINCE]),
         "seconds": round(time.monotonic() - began_s, 1),
     }  # fmt: skip
 
@@ -232,9 +271,10 @@ def main() -> None:
     options = parser.parse_args()
     chance = random.Random(38)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    rows = []
-    for run in range(options.runs):
-        rows.append(outcome(fault(options.only or KINDS[run % len(KINDS)], chance)))
+    rows = json.loads(options.json.read_text())["rows"] if options.json and options.json.exists() else []
+    cases = [fault(options.only or KINDS[run % len(KINDS)], chance) for run in range(options.runs)]
+    for case in cases[len(rows) :]:
+        rows.append(outcome(case))
         print(rows[-1], flush=True)
         if options.json:
             write(options.json, rows)

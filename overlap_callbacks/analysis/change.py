@@ -1,12 +1,17 @@
 """Finds lasting changes of a figure, value by value, at a stated rate of false alarms. Pure.
 
-A cumulative sum in the form of a change-point test: for each split of the latest values into before and after, the
-likelihood of a step of one standard deviation is compared with that of none, and the best split counts. Nothing about
-the level is known beforehand, so a step must show against the error of the values before it as well.
+For each split of the latest values into before and after, the difference of the means is divided by its standard error.
+It is a change if that exceeds a limit for this number of values after the split. Two limits share the false alarms:
+
+- That of a cumulative sum: a large step shows after few values, a small one later.
+- A lower one for the latest 20 values, so that the step that is promised to be found within 20 values is small.
+
+Nothing about the level is known beforehand, so a step must show against the error of the values before it as well.
 
 - A single value says at most two and a half deviations, so one or two outliers are no change.
 - The deviation of a mean comes from the scatter of the values themselves around both levels, and is wider if values
-  next to each other are alike.
+  next to each other are alike. With few values it is uncertain, so the limits are those of a likelihood ratio with
+  unknown deviation.
 - After a change only the values since then count, so a slowdown becomes its own past.
 
 ``benchmarks/change.py`` has the false alarms and the delays for every kind of noise that this library simulates.
@@ -14,7 +19,8 @@ the level is known beforehand, so a step must show against the error of the valu
 Sources: E. S. Page, "Continuous Inspection Schemes" (Biometrika 41, 1954); G. Lorden, "Procedures for Reacting to a
 Change in Distribution" (Annals of Mathematical Statistics 42, 1971): the time between false alarms grows as the
 exponential of the threshold; D. M. Hawkins, P. Qiu, C. W. Kang, "The Changepoint Model for Statistical Process Control"
-(Journal of Quality Technology 35, 2003): unknown levels.
+(Journal of Quality Technology 35, 2003): unknown levels; P. Bauer, P. Hackl, "The Use of MOSUMS for Quality Control"
+(Technometrics 20, 1978): a window of fixed length.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import numpy.typing as npt
 from overlap_callbacks import _validation
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 # Windows between false alarms, of all watched figures together.
 WINDOWS_PER_FALSE_ALARM = 1000
@@ -38,18 +45,17 @@ _LEAST_BEFORE, _LEAST_AFTER = 10, 3
 # Values kept, and the longest stretch after a change that is looked for.
 _MOST_VALUES, _MOST_AFTER = 300, 100
 _MOST_DEVIATIONS = 2.5
-_MAD_TO_SD = 1.4826
-# The step, in standard deviations of a value, that is found soonest.
-_STEP = 1.0
-# Values between false alarms are about the exponential of the threshold plus the first of these. With fewer values
-# behind it a detector needs a threshold that is higher by the second over their number (``benchmarks/change.py``).
-_LONGER, _FOR_FEW = 0.8, 30.0
-# By how much a value raises the statistic at most.
-_MOST_RAISED = _STEP * _MOST_DEVIATIONS - _STEP**2 / 2
+_QUARTILES_TO_SD = 1.349
+# The cumulative sum is made for the step that it finds after about so many values.
+_SOON = 12
+# Values between false alarms are about the exponential of the cumulative sum's threshold less the first of these, or of
+# half the square of the other limit plus the second. With few values limits are higher by the third over their number.
+_SUM_ABOVE, _WINDOW_BELOW, _FOR_FEW = 0.3, 2.05, 2.0
 _MOST_ALIKE = 0.95
 # Within so many values a step of ``smallest_step`` is found in 95 % of cases.
 WITHIN_VALUES = 20
 _QUANTILE = 1.645
+_HALVINGS = 40
 _ROUNDING = 1e-9
 
 
@@ -85,11 +91,11 @@ class ChangeDetector:
     def __init__(self, values_per_false_alarm: float, least_deviation: float = _ROUNDING) -> None:
         number = _validation.positive("values_per_false_alarm", values_per_false_alarm)
         self._least = least_deviation
-        self._threshold = math.log(number) - _LONGER
+        self._threshold = math.log(number) + _SUM_ABOVE
+        self._sum_step = math.sqrt(2 * self._threshold / _SOON)  # in standard deviations of a value
+        self._window_limit = math.sqrt(2 * (math.log(number) - _WINDOW_BELOW))
         self._values: list[float] = []
         self._dropped = 0  # values before those kept
-        self._deviation = math.nan
-        self._wait = 0  # values that cannot make a change show
 
     def add(self, value: float) -> Change | None:
         """The change that shows with this value; None for none, or for a value that is not finite."""
@@ -101,19 +107,15 @@ class ChangeDetector:
             del self._values[0]
             self._dropped += 1
         number = len(self._values)
-        self._wait -= 1
-        if number < LEAST_VALUES or self._wait >= 0:
+        if number < LEAST_VALUES:
             return None
         values = np.array(self._values)
-        statistic, self._deviation = _best_split(_limited(values, self._least), self._least)
-        missing = self._threshold + _FOR_FEW / number - statistic
-        if missing >= 0:
-            self._wait = int(missing / _MOST_RAISED)
+        splits, errors, deviation = _splits(np.clip(values, *self._range(values)), self._least)
+        if np.all(_certain(errors, number) < self._limits(splits, number)):
             return None
         split = _begins(values)
         after = number - split
         before, since = float(np.median(values[:split])), float(np.median(values[split:]))
-        deviation = self._deviation
         self.keep(after)
         return Change(self._dropped, self._dropped + after - 1, before, since, deviation)
 
@@ -122,18 +124,43 @@ class ChangeDetector:
         drop = max(0, len(self._values) - number)
         del self._values[:drop]
         self._dropped += drop
-        self._deviation, self._wait = math.nan, 0
 
     @property
     def smallest_step(self) -> float | None:
         """The step that would be found within 20 values in 95 % of cases; None with too few values."""
         number = len(self._values)
-        if number < LEAST_VALUES or math.isnan(self._deviation):
+        if number < LEAST_VALUES:
             return None
-        root = math.sqrt(WITHIN_VALUES * number / (WITHIN_VALUES + number))
-        return self._deviation * (
-            _STEP / 2 + (self._threshold + _FOR_FEW / number) / (_STEP * root * root) + _QUANTILE / root
-        )
+        values = np.array(self._values)
+        low, high = self._range(values)
+        limited = np.clip(values, low, high)
+        _, _, deviation = _splits(limited, self._least)
+        number += WITHIN_VALUES
+        limit = float(self._limits(np.array([WITHIN_VALUES]), number)[0])
+        error = deviation / math.sqrt(WITHIN_VALUES * (number - WITHIN_VALUES) / number)
+        wanted = error * (math.sqrt(number * math.expm1(limit**2 / number)) + _QUANTILE)
+        # Limited values move by less than the step.
+        enough, too_small = high - low, 0.0
+        for _ in range(_HALVINGS):
+            step = (too_small + enough) / 2
+            moved = float(np.mean(np.clip(values + step, low, high) - limited))
+            too_small, enough = (step, enough) if moved < wanted else (too_small, step)
+        return max(enough, wanted)
+
+    def _range(self, values: Floats) -> tuple[float, float]:
+        """What a value may say at least and at most, from the quartiles: half of the values may lie apart."""
+        ordered = np.sort(values)
+        low, high = ordered[len(values) // 4], ordered[-1 - len(values) // 4]
+        reach = _MOST_DEVIATIONS * max(self._least, (high - low) / _QUARTILES_TO_SD)
+        return (low + high) / 2 - reach, (low + high) / 2 + reach
+
+    def _limits(self, after: Ints, number: int) -> Floats:
+        """Standard errors from which splits are a change, by their number of values after."""
+        root = np.sqrt(after * (number - after) / number)
+        limits = self._sum_step * root / 2 + self._threshold / (self._sum_step * root)
+        window = after == WITHIN_VALUES
+        limits[window] = np.minimum(limits[window], self._window_limit)
+        return np.asarray(limits * (1 + _FOR_FEW / number))
 
 
 def changes(values: Iterable[float], values_per_false_alarm: float) -> tuple[list[Change], float | None]:
@@ -143,11 +170,9 @@ def changes(values: Iterable[float], values_per_false_alarm: float) -> tuple[lis
     return found, detector.smallest_step
 
 
-def _limited(values: Floats, least: float) -> Floats:
-    """Distances from the median, at most two and a half robust deviations."""
-    values = values - np.median(values)
-    limit = _MOST_DEVIATIONS * max(least, _MAD_TO_SD * float(np.median(np.abs(values))))
-    return np.clip(values, -limit, limit)
+def _certain(errors: Floats, number: int) -> Floats:
+    """Numbers of standard errors as they would be if the deviation were known: the same likelihood ratio."""
+    return np.asarray(np.sqrt(number * np.log1p(errors**2 / number)))
 
 
 def _begins(values: Floats) -> int:
@@ -158,16 +183,15 @@ def _begins(values: Floats) -> int:
     return splits[int(np.argmin(misses))]
 
 
-def _best_split(values: Floats, least: float) -> tuple[float, float]:
-    """Log likelihood ratio of the likeliest change, and the deviation of a value."""
+def _splits(values: Floats, least: float) -> tuple[Ints, Floats, float]:
+    """By split: values after it, and by how many standard errors both sides differ; and the deviation of a value."""
     number = len(values)
     after = np.arange(_LEAST_AFTER, min(_MOST_AFTER, number - _LEAST_BEFORE) + 1)
     sums = np.cumsum(values[::-1])
     before = number - after
     steps = np.abs(sums[after - 1] / after - (sums[-1] - sums[after - 1]) / before)
-    weights = after * before / number
-    best = int(np.argmax(steps * np.sqrt(weights)))
-    split = int(before[best])
+    roots = np.sqrt(after * before / number)
+    split = int(before[np.argmax(steps * roots)])
     rest = np.concatenate([values[:split] - values[:split].mean(), values[split:] - values[split:].mean()])
     squares = float(rest @ rest)
     deviation = math.sqrt(squares / (number - 2))
@@ -176,5 +200,4 @@ def _best_split(values: Floats, least: float) -> tuple[float, float]:
         alike = min(max(alike, 0.0), _MOST_ALIKE)
         deviation *= math.sqrt((1 + alike) / (1 - alike))
     deviation = max(deviation, least)
-    ratios = weights * (_STEP * steps / deviation - _STEP**2 / 2)
-    return float(ratios.max()), deviation
+    return after, steps * roots / deviation, deviation

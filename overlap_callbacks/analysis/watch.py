@@ -166,9 +166,11 @@ def _diagnosis(
     else:
         part = max(_CAUSES, key=lambda name: math.copysign(by[name], by[name] * by[_STEP]))
         by_ns = by[_STEP]
+    # Those by which it is longer now, or was before.
     late = {
-        rank: _median_late_ns(since, part, rank) - _median_late_ns(before, part, rank)
-        for rank in {row.rank for stretch in since for row in stretch.held_up if row.part == part and row.rank >= 0}
+        rank: math.copysign(1, by_ns) * (_median_late_ns(since, part, rank) - _median_late_ns(before, part, rank))
+        for rank in {row.rank for each in (*before, *since) for row in each.held_up if row.part == part}
+        if rank >= 0
     }
     ranks: tuple[int, ...] = ()
     if part != _WAITING and late and sum([ns for ns in late.values() if ns > 0]) >= _EXPLAINED * abs(by_ns):
