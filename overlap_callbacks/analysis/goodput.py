@@ -71,7 +71,7 @@ def shares(starts: Sequence[Goodput]) -> dict[str, float]:
 
 _NAMES = {
     "input": "input", "evaluation": "evaluation", "checkpoint": "checkpoints", "paused": "pauses",
-    "restart": "waiting for a restart", "measuring": "measuring",
+    "restart": "waiting for a restart", "measuring": "measuring as charged to max_overhead",
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def goodput_in_words(starts: Sequence[Goodput], style: Style = PLAIN) -> str:
 def goodput_sentence(starts: Sequence[Goodput], style: Style = PLAIN) -> str:
     """As a sentence; empty if nothing is known."""
     words = goodput_in_words(starts, style)
-    return f"Goodput: {words}." if words else ""
+    return f"Goodput, of all time since the first step: {words}." if words else ""
 
 
 def input_bound(vectors: StepVectors) -> str:

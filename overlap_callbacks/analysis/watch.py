@@ -126,6 +126,11 @@ class RunWatch:
         self.num_quiet = 0
         return [told]
 
+    @property
+    def awaits_window(self) -> bool:
+        """Whether a slowdown was told of which no window has measured more yet."""
+        return self._open is not None
+
     def smallest_steps(self) -> dict[str, float]:
         """By figure and part, the relative step that would be found within 20 windows or stretches, in 95 % of cases.
 

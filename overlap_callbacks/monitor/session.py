@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.environment.privacy import numbered
 from overlap_callbacks.analysis.results.catalogue import recorded_figures
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.request import WINDOW, Request
 from overlap_callbacks.gate.arms import Keep
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.switches import SwitchState
@@ -32,7 +33,7 @@ from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.causes import Causes
 from overlap_callbacks.monitor.background.deciding import Deciding
-from overlap_callbacks.monitor.background.desk import Desk, View
+from overlap_callbacks.monitor.background.desk import CHANGED, Desk, View
 from overlap_callbacks.monitor.background.listener import Listener
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.parts import PartsOfRanks
@@ -110,7 +111,11 @@ class Session:
             deciding=self.deciding,
             causes=self.causes,
             write_page=write_page,
-            watching=Watching(PartsOfRanks(channel, ring, config.schedule), self.budget),
+            watching=Watching(
+                PartsOfRanks(channel, ring, config.schedule),
+                self.budget,
+                ask=lambda reply: desk.respond(Request.of(WINDOW), reply, CHANGED),
+            ),
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.goodput import Spent, goodput_in_words, input_bound, shares
+from overlap_callbacks.analysis.goodput import Spent, goodput_in_words, goodput_sentence, input_bound, shares
 from overlap_callbacks.analysis.results.goodput import Goodput
 from overlap_callbacks.analysis.step_vectors import PARTS, StepVectors
 
@@ -49,6 +49,14 @@ def test_between_two_starts_the_run_waits_for_a_restart() -> None:
     assert of_run["steps"] == pytest.approx(0.69)
     words = goodput_in_words([start(0.0, 60.0, input_s=6.0), start(80.0, 20.0, checkpoint_s=5.0)])
     assert words == "69.0% in steps, input 6.0%, checkpoints 5.0%, waiting for a restart 20.0%"
+
+
+def test_a_share_says_what_it_is_a_share_of() -> None:
+    """The cost of measuring stands on the same screen: a share of training from one window to the next."""
+    sentence = goodput_sentence([start(0.0, 10.0, measuring_s=2.0)])
+    assert sentence == (
+        "Goodput, of all time since the first step: 80.0% in steps, measuring as charged to max_overhead 20.0%."
+    )
 
 
 def test_input_that_is_not_told_apart_is_not_called_zero() -> None:

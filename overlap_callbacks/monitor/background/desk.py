@@ -22,6 +22,10 @@ from overlap_callbacks.monitor.faults import Notices
 _SPARE = 1.05
 # Where the job is, and which windows open.
 View = tuple[Status, Course]
+# Why a request is made: by somebody, or by the library itself.
+ASKED, CHANGED = "asked from outside", "to measure what has changed"
+
+Reply = Callable[[JobAnswer], None]
 
 
 class _Said(NamedTuple):
@@ -60,7 +64,7 @@ class Desk:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_deciding: bool = field(default=False, init=False)  # a plan was proposed, and is not decided yet
 
-    def respond(self, request: Request, reply: Callable[[JobAnswer], None], *, is_new: bool = True) -> None:
+    def respond(self, request: Request, reply: Reply, why: str = ASKED, *, is_new: bool = True) -> None:
         """Answer by ``reply``: at once, or on the order check's thread once all ranks have voted.
 
         One that is not new may be of a job before: whoever waits for the answer asks again.
@@ -73,8 +77,8 @@ class Desk:
             status = msgspec.structs.replace(status, state="alone", next_window=None)
 
         def answer(said: _Said) -> None:
-            if request.what != STATUS and said.outcome != "busy":
-                Notices.announce(f"asked from outside: {request.what}; {said.text} [OC146]")
+            if request.what != STATUS and (said.outcome == "done" or (said.outcome == "refused" and why == ASKED)):
+                Notices.announce(f"{why}: {request.what}; {said.text} [OC146]")
             if said.exempt is not None:
                 self.budget.exempt(said.exempt)
             from_step = said.first_step

@@ -9,6 +9,7 @@ from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.goodput import Spent, input_bound
 from overlap_callbacks.analysis.results.change import Change
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.request import JobAnswer
 from overlap_callbacks.analysis.watch import RunWatch, change_in_words
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.parts import PartsOfRanks
@@ -16,6 +17,8 @@ from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.sinks.fan_out import FanOut
 
 Sinks = Callable[[], FanOut]
+# Asks for a window, and calls with the answer.
+AskForWindow = Callable[[Callable[[JobAnswer], None]], None]
 
 
 class Watching:
@@ -24,15 +27,18 @@ class Watching:
     Args:
         parts: adds up the ranks' parts of steps.
         budget: of windows; learns how long nothing has changed.
+        ask: for a window where something has changed; the budget decides when it comes.
     """
 
-    def __init__(self, parts: PartsOfRanks, budget: WindowBudget) -> None:
+    def __init__(self, parts: PartsOfRanks, budget: WindowBudget, ask: AskForWindow) -> None:
         self.exchange = parts.exchange
         self._parts = parts
         self._budget = budget
         self._watch = RunWatch()
         self._spent = Spent()
         self._said_input = False
+        self._ask = ask
+        self._has_asked = False
 
     def submit(self, worker: Worker, number: int, key: str, stop: Callable[[], bool], sinks: Sinks) -> None:
         """On the training thread: have a stretch added up; -1: have the job's first steps looked at."""
@@ -53,6 +59,7 @@ class Watching:
             self._log_goodput(sinks())
         if found is not None:
             self._tell(self._watch.stretch(found), sinks)
+        self._ask_for_window()
 
     def window(self, report: OverlapReport, sinks: Sinks) -> None:
         """Rank 0 has reported a window."""
@@ -83,6 +90,17 @@ class Watching:
             Notices.announce(f"{change_in_words(change)} [OC381]")
             sinks().change(change)
         self._budget.note_quiet(self._watch.num_quiet)
+
+    def _ask_for_window(self) -> None:
+        """Ask once for each change, and again as long as that cannot be decided yet."""
+        if not self._watch.awaits_window:
+            self._has_asked = False
+        elif not self._has_asked:
+            self._has_asked = True
+            self._ask(self._note_answer)
+
+    def _note_answer(self, answer: JobAnswer) -> None:
+        self._has_asked = answer.outcome != "busy"
 
     def _log_goodput(self, sinks: FanOut) -> None:
         goodput = self._spent.goodput(time.time(), self._budget.charged_s)
