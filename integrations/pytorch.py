@@ -90,7 +90,7 @@ def attach(
 
     def check() -> None:
         nonlocal switch
-        _check_ready(optimizer)
+        _check_ready(optimizer, strict=bool(options.get("strict")))
         switch = _switch(models) if native else None
         if pipeline is not None:
             pipelining.check_order(pipeline)
@@ -175,8 +175,9 @@ def _as_list(model: Any) -> list[nn.Module]:
     return models
 
 
-def _check_ready(optimizer: torch.optim.Optimizer) -> None:
-    if Job.current() is None and Job.alone() is None:
+def _check_ready(optimizer: torch.optim.Optimizer, *, strict: bool) -> None:
+    # Of one rank the parts of steps are timed.
+    if Job.current() is None and (strict or Job.alone() is None):
         raise RuntimeError("attach(optimizer) was called before torch.distributed.init_process_group: call it after")
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper, which is an optimizer only by name
         raise ValueError(

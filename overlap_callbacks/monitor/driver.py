@@ -20,7 +20,6 @@ from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.monitor.background.desk import View
-from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.sampling import SamplingRunner
@@ -252,15 +251,11 @@ class StepDriver:
         """Say so before the monitor is closed, and why."""
         if not self.active or self.replaced:
             return
-        job = Job.current() or Job.alone()
         if self.unused and self.last_step < 0:
             self.notices.warn_on_first(f"nothing was measured: {self.unused} [OC101]")
-        elif (
-            not self.window_runner.num_opened
-            and self.pinned_mode is None
-            and self.last_step >= 0
-            and (job is None or job.world_size > 1)  # of one rank it was said before
-        ):
+        elif self.slot.is_of_one_rank:
+            return  # which was said at the start
+        elif not self.window_runner.num_opened and self.pinned_mode is None and self.last_step >= 0:
             first = self.slot.config.schedule.first_step
             self.notices.announce(
                 f"nothing was measured: the first window starts at step {first}, but the steps seen end at "

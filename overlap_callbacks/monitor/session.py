@@ -41,7 +41,7 @@ from overlap_callbacks.monitor.background.plans import Plans
 from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.roll_call import RollCall
-from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
+from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.course import Course
@@ -52,6 +52,9 @@ from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.sinks import RunInfo
+
+# Time that what is not reported yet has when a process group is made.
+_ALONE_CLOSE_S = 1.0
 
 
 class Session:
@@ -73,7 +76,7 @@ class Session:
         self.group = group  # the default process group when the session opened, held weakly
         self.pinned_checks = itertools.count(1)  # numbers the order checks of pinned modes, the same on every rank
         # All threads share one connection to the store.
-        channel = self.channel = StoreChannel(job, next_prefix())
+        channel = self.channel = StoreChannel.of(job)
         # Rank 0's; shared by the order checker and the reporter.
         self.budget = WindowBudget(config.max_overhead)
         self.quick = (
@@ -225,11 +228,17 @@ class SessionSlot:
         self._roll_call = RollCall(job, check, self.faults.refused, asked)
         return self._roll_call
 
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether there is nothing to measure but the parts of steps."""
+        return self._session is not None and self._session.job.world_size == 1
+
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use. None if there is no job to measure.
 
         Raises RuntimeError in strict mode if another monitor of this process is measuring.
         """
+        self._end_alone()
         if self._session is not None and self._session.group() is not dist.group.WORLD:
             self.faults.switch_off(
                 "group", "the process group was replaced, and measuring is switched off: make a new monitor [OC108]"
@@ -244,13 +253,25 @@ class SessionSlot:
         return self._session
 
     def acquire_for_parts(self, *, opens: bool) -> Session | None:
-        """The session without the gate, for parts of steps; of one rank too. None, without a word, if there is none."""
+        """The session without the gate, for parts of steps: of one rank too, and without a process group.
+
+        None, without a word, if there is none.
+        """
+        self._end_alone()
         job = Job.current() or Job.alone()
-        if job is None or (self._session is None and (self.gate.taken or not opens)):
+        if job is None:
             return None
         if self._session is None:
+            if self.gate.taken or not opens:
+                return None
             self._session = self._new(job)
         return self._session if self._session.group() is dist.group.WORLD else None
+
+    def _end_alone(self) -> None:
+        """If a process group was made meanwhile, its ranks begin with another session."""
+        if self._session is not None and not self._session.job.backend and Job.current() is not None:
+            session, self._session = self._session, None
+            session.close(_ALONE_CLOSE_S, settle=True)
 
     def _open(self) -> Session | None:
         job = Job.current() or Job.alone()

@@ -168,6 +168,13 @@ class StoreChannel:
     ``prefix`` separates the library's keys from the job's. Without a ``connection`` it uses the process's shared one.
     """
 
+    @classmethod
+    def of(cls, job: Job) -> StoreChannel:
+        """One monitor's. A process without a group has a store of its own, and takes no number that ranks count."""
+        if job.backend:
+            return cls(job, next_prefix())
+        return cls(job, "alone", Connection(dist.HashStore))  # type: ignore[attr-defined]
+
     def __init__(self, job: Job, prefix: str, connection: Connection | None = None) -> None:
         self.job = job
         self.connection = connection or _shared.connection()
