@@ -47,6 +47,11 @@ _MOST_RANKS = 8
 _MOST_WINDOWS = 6
 
 
+def false_alarms_per_day(num_windows: int, time_s: float) -> float:
+    """How many are expected at most, of all figures of windows and parts of steps, given how often windows come."""
+    return num_windows / time_s * 86_400 / WINDOWS_PER_FALSE_ALARM + FALSE_ALARMS_PER_DAY
+
+
 class RunWatch:
     """What changes along a run. Rank 0's reporting thread calls it with what it gets, in order."""
 

@@ -20,7 +20,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import bounded
-from overlap_callbacks.analysis.watch import RunWatch, change_sentence
+from overlap_callbacks.analysis.watch import RunWatch, change_sentence, false_alarms_per_day
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     RUN_COLORS,
@@ -68,7 +68,7 @@ def changed(record: Record) -> list[Section]:
     )
     if len(charts) % 2:  # the last has the row to itself
         charts[-1] = dataclasses.replace(charts[-1], narrow=False)
-    answer, table = _changes(windows)
+    answer, table = _changes(windows, sum([start.total_s for start in record.goodput]))
     blocks: list[Block] = [*notes, *charts, *([] if table is None else [table])]
     return [Section("Has it changed?", answer, blocks, folded=True)]
 
@@ -170,7 +170,7 @@ def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
 # -- changes
 
 
-def _changes(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
+def _changes(windows: Sequence[OverlapReport], time_s: float) -> tuple[str, Table | None]:
     """The lasting changes of the headline's figures along the run, in a sentence and a table."""
     if len(windows) < LEAST_VALUES:
         return f"Too few windows to say: {len(windows)}, and it takes {LEAST_VALUES} to show a change.", None
@@ -197,7 +197,8 @@ def _changes(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         ]
     )
     columns = heads("Since step", "*Figure", "Before", "After", "Change")
-    caption = f"At most one false alarm in {WINDOWS_PER_FALSE_ALARM:,} windows, all figures together.{would}"
+    per_day = f"; with the parts of steps {false_alarms_per_day(len(windows), time_s):.2g} a day here" if time_s else ""
+    caption = f"At most one false alarm in {WINDOWS_PER_FALSE_ALARM:,} windows, all figures together{per_day}.{would}"
     return f"Changed: {answer}.", Table("Changes along the run", columns, cells, caption, sorts=False)
 
 
