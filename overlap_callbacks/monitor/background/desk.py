@@ -23,7 +23,7 @@ _SPARE = 1.05
 # Where the job is, and which windows open.
 View = tuple[Status, Course]
 # Why a request is made: by somebody, or by the library itself.
-ASKED, CHANGED = "asked from outside", "to measure what has changed"
+ASKED, CHANGED = "from outside", "to measure what has changed"
 
 Reply = Callable[[JobAnswer], None]
 
@@ -78,7 +78,7 @@ class Desk:
 
         def answer(said: _Said) -> None:
             if request.what != STATUS and (said.outcome == "done" or (said.outcome == "refused" and why == ASKED)):
-                Notices.announce(f"{why}: {request.what}; {said.text} [OC146]")
+                Notices.announce(f"asked {why}: {request.what}; {said.text} [OC146]")
             if said.exempt is not None:
                 self.budget.exempt(said.exempt)
             from_step = said.first_step
