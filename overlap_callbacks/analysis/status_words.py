@@ -21,7 +21,7 @@ def status_in_words(status: Status) -> str:
     step_s = (status.step_ms or 0.0) / 1e3
     said = ["no step yet" if status.step < 0 else f"step {status.step:,}"]
     if status.step_ms is not None:
-        said[0] += f", {PLAIN.milliseconds(status.step_ms)} each"
+        said[0] += f", {PLAIN.quantity(status.step_ms, 'ms')} each"
     total_ms = sum(status.parts_ms.values())
     if total_ms > 0:
         parts = [f"{name.replace('_', ' + ')} {PLAIN.percent(ms / total_ms)}" for name, ms in status.parts_ms.items()]

@@ -123,6 +123,7 @@ def test_all_ranks_follow_from_the_step_that_is_answered_or_none(
         ("stop", {"state": "off"}, "refused", "only status is answered"),
         ("stop", {"state": "pinned"}, "refused", "only status is answered"),
         ("status", {"state": "off"}, "done", "measuring is switched off"),
+        ("status", {}, "done", "step 100, 100.0 ms each; a window every 500 steps, 1 opened so far; the next one at"),
         ("stop", {"num_windows": 0}, "busy", "from the first window on"),
     ],
 )
