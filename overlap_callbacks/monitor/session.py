@@ -258,14 +258,12 @@ class SessionSlot:
         None, without a word, if there is none.
         """
         self._end_alone()
-        job = Job.current() or Job.alone()
-        if job is None:
+        job, session = Job.current() or Job.alone(), self._session
+        if job is None or (session is None and (self.gate.taken or not opens)):
             return None
-        if self._session is None:
-            if self.gate.taken or not opens:
-                return None
-            self._session = self._new(job)
-        return self._session if self._session.group() is dist.group.WORLD else None
+        if session is None:
+            session = self._session = self._new(job)
+        return session if session.job == job and session.group() is dist.group.WORLD else None
 
     def _end_alone(self) -> None:
         """If a process group was made meanwhile, its ranks begin with another session."""
