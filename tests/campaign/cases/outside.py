@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tests.campaign.case import Job, case
+from tests.campaign.cases.deciding import train_and_decide
 from tests.campaign.cases.endings import CUT_SHORT, strike
 from tests.campaign.job import RUN_FOLDER, Rank, Training, kept
 
@@ -85,3 +86,25 @@ def _stop_store(job: Job, chance: random.Random) -> None:
 )  # fmt: skip
 def lose_the_store(rank: Rank) -> None:
     train_and_ask(rank)
+
+
+@case(
+    "ask-often",
+    GROUP,
+    "a request every few steps, the last as the job ends",
+    runs=5,
+    nightly="ask-to-the-end for longer",
+)
+def ask_often(rank: Rank) -> None:
+    words = ["stop", "resume", "every=20", "window", "quick", "status"]
+    questions = {step: rank.random.choice(words) for step in range(20, STEPS, 7)}
+    train_and_ask(rank, {**questions, STEPS - 2: "stop"})
+
+
+@case(
+    "ask-decide", GROUP, "a window, a stop and `resume` while the job decides, or keeps an arm",
+    nightly="takes as long as a search",
+)  # fmt: skip
+def ask_while_deciding(rank: Rank) -> None:
+    first = rank.some_step(20, 120)
+    train_and_decide(rank, within=ask_within(rank, {first: "window", first + 180: "stop", first + 320: "resume"}))
