@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import signal
 import time
@@ -99,6 +100,38 @@ def ask_often(rank: Rank) -> None:
     words = ["stop", "resume", "every=20", "window", "quick", "status"]
     questions = {step: rank.random.choice(words) for step in range(20, STEPS, 7)}
     train_and_ask(rank, {**questions, STEPS - 2: "stop"})
+
+
+@case(
+    "ask-files", GROUP, "links, pipes, folders and bytes by chance where a request would be",
+    says="a request from outside is not read", nightly="strange files are tried at the mailbox too",
+)  # fmt: skip
+def ask_by_strange_files(rank: Rank) -> None:
+    rank.start()
+    training = Training(rank.number, extra=lambda _: time.sleep(STEP_S))
+    kept.append(training)
+    ask_within(rank, {})
+    monitor = rank.attach(training)
+    path = rank.folder / RUN_FOLDER / "overlap.ask"
+
+    def put(kind: int) -> None:
+        if not rank.library or rank.number:
+            return
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        match kind % 4:
+            case 0:
+                path.symlink_to("/dev/zero")
+            case 1:
+                os.mkfifo(path)
+            case 2:
+                path.mkdir()
+            case 3:
+                path.write_bytes(random.Random(kind).randbytes(500))
+
+    rank.train(training, 200, {step: functools.partial(put, step // 15) for step in range(30, 200, 15)})
+    monitor.close()
 
 
 @case(
