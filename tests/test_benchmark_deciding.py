@@ -43,9 +43,10 @@ def test_the_table_holds_what_is_promised() -> None:
     assert set(rows) == set(bench.ROWS)
     for name, row in rows.items():
         assert row["jobs"] >= 1000, name
-        if name.startswith(tuple(bench.WHEN_KEPT)):  # the limit that docs/arms.md names
-            assert row["lost"] > 0.9, name
+        if name.startswith(tuple(bench.WHEN_KEPT)):  # windows cannot tell; the job's pace does
+            assert row["given_up"] >= 1 - bench.WRONG, name
             continue
+        assert row["behind"] <= 0.002, name  # the pace varies by 2 %
         assert row["wrong"] <= bench.WRONG, name
         assert row["over_budget_s"] <= 0, name
         assert row["lost"] <= bench.WRONG, name
@@ -65,5 +66,6 @@ def test_the_table_of_live_jobs_holds_what_is_promised() -> None:
         assert job["alike"], job
         assert job["put_back"], job
         assert job["over_budget_s"] <= 0, job
+        assert job["behind_s"] <= 0, job
         if job["kind"] == "none":
             assert not job["kept_steps"], job

@@ -53,7 +53,7 @@ def test_the_parts_of_its_steps_are_timed_and_nothing_else_is_said_to_be_missing
     (goodput,) = record.goodput
     assert goodput.total_s > 0
     assert record.runs[-1].world_size == 1
-    assert [line.rpartition("[")[2] for line in lines] == ["OC106]"], lines
+    assert [line.rpartition("[")[2] for line in lines] == ["OC107]"], lines
 
 
 def test_a_group_that_is_made_later_is_used(tmp_path: Path) -> None:

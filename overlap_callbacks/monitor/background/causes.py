@@ -127,7 +127,7 @@ class Causes:
         found, longer_ms = causal_window_of(window, missed)
         if self._chooses and window.complete and ALL_STEPS in missed:
             logger.warning(
-                "overlap-callbacks: window %d of delays does not count: no report came from some ranks [OC330]",
+                "overlap-callbacks: window %d of delays does not count: a rank did not say what it delayed [OC384]",
                 window.number,
             )
         lost = cost.lost((), 0.0)

@@ -22,7 +22,6 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.environment import JobEnvironment
-from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -157,8 +156,7 @@ class WandbSink(Summaries, Sink):
         self._describe(run, report)
         summary = RunSummary(self._info, self._windows, running=True)
         verdict = run_verdict(summary)
-        more = _more_texts(summary, report, self._causal.exposure) if self._detail == "all" else {}
-        texts = {VERDICT: verdict, **more}
+        texts = {VERDICT: verdict, **(_more_texts(summary, report, self._causal) if self._detail == "all" else {})}
         self._aggregates |= dict.fromkeys(texts, "none")
         row: dict[str, float | str] = {**texts, **self._numbers(report.values()), STEP_KEY: report.first_step}
         # A window that was cut off at once has nothing to show, and must not represent the run as its last.
@@ -400,9 +398,9 @@ def _is_finished(run: Any) -> bool:
     return bool(getattr(run, "_is_finished", False))
 
 
-def _more_texts(summary: RunSummary, report: OverlapReport, exposure: Exposure | None) -> dict[str, str]:
+def _more_texts(summary: RunSummary, report: OverlapReport, causal: CausalTable) -> dict[str, str]:
     """What bounds the run's steps, with the evidence, and the window's, in a word; what causes the slowdown."""
-    bottleneck, first = run_bottleneck(summary), ""
+    bottleneck, exposure, first = run_bottleneck(summary), causal.exposure, ""
     if bottleneck is not None and exposure is not None:
         first = first_in_words(exposure, bottleneck.late_rank(exposure))
     texts = {

@@ -15,6 +15,7 @@ from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.desk import CHANGED, Desk, View
 from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.course import Course
 from tests.analysis.test_watch import STEPS, stretch
 from tests.distributed import captured_log
 from tests.monitor.background.test_plans import RANKS, Ranks
@@ -45,12 +46,13 @@ class Job:
         self.budget = WindowBudget(0.005, now_ns=lambda: round(self.ranks.steps[0] * STEP_S * 1e9))
         schedule = Schedule(every_n_steps=EVERY, **schedule)
         config = MonitorConfig(schedule=schedule)
+        course = Course(config)
 
         def view() -> View:
             step = self.ranks.steps[0]
             status = Status(state="windows", step=step, running_s=None, every_n_steps=EVERY, num_windows=1,
                             step_ms=1e3 * STEP_S)  # fmt: skip
-            return View(status, schedule, schedule, 0)
+            return status, course
 
         def submit(task: Callable[[], object]) -> bool:
             task()
