@@ -129,6 +129,7 @@ def decode(message: bytes) -> RankStretch:
 def frontier_of(stretch: RankStretch, silent: Sequence[int] = ()) -> StepFrontier:
     """Who holds whom up in a stretch. ``silent``: the ranks that were not heard."""
     known, last_ns, last_rank, total_ns = stretch.arrays()
+    heard = np.flatnonzero(known)  # the job may end within a stretch
     num_ranks = sum(last - first + 1 for first, last in stretch.heard)
     counts = known == num_ranks
     moved_ns = np.diff(last_ns[counts], axis=1, prepend=0)
@@ -141,7 +142,7 @@ def frontier_of(stretch: RankStretch, silent: Sequence[int] = ()) -> StepFrontie
         held_up.update({(name, int(rank)): int(ns) for rank, ns in zip(ranks, sums, strict=True)})
     return StepFrontier(
         stretch.first_step,
-        stretch.first_step + stretch.num_steps - 1,
+        stretch.first_step + (int(heard[-1]) if len(heard) else stretch.num_steps - 1),
         int(counts.sum()),
         num_ranks,
         _by_part(moved_ns.sum(axis=0)),

@@ -60,7 +60,7 @@ class Mailbox:
                 if os.path.samestat(os.lstat(self._path), found):  # else there is another one meanwhile
                     self._path.unlink()
             return decode_request(content)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # of a folder that could not be made, the sink tells
             return None
         except (OSError, ValueError) as error:  # a link, no permission
             self._refused(one_line(getattr(error, "strerror", "") or str(error), 200))

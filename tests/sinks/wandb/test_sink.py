@@ -299,6 +299,7 @@ def test_a_live_job_logs_its_windows_into_the_users_run(tmp_path: Path) -> None:
         assert row["overlap/e2e_sequential_ms"] > 0
         assert row["overlap/speedup_vs_sequential_ci_low"] <= row["overlap/speedup_vs_sequential"]
         assert row["overlap/verdict"]
-    assert len(scalars(run) - {"loss", "overlap/step"}) == 12  # no power on a CPU
+    keys = scalars(run) - {"loss", "overlap/step"}
+    assert len([key for key in keys if not key.startswith("parts/")]) == 12  # no power on a CPU
     assert run.values("loss") == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
     assert len(run.tables("overlap/kernels")) == 2
