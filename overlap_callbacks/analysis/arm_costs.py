@@ -10,8 +10,10 @@ both counts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from statistics import median, stdev
+from dataclasses import dataclass, field
+from statistics import fmean, median, stdev
+
+from overlap_callbacks.analysis.statistics import t_quantile
 
 # Time that ranks take to go back from a kept arm.
 _NOTICE_S = 10.0
@@ -20,11 +22,10 @@ _PACES = 8
 # After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
 # known anew.
 _OLD = 16
-# Standard errors from which the pace refutes what windows show. The job has another pace from so many deviations and
-# this share on.
-_CERTAIN, _SHIFTED, _LEAST_SHIFT = 4.0, 4.0, 0.03
-# One stretch may be long for a reason of its own, such as a checkpoint.
-_LOSING = 4
+# The job has another pace from so many deviations and this share on.
+_SHIFTED, _LEAST_SHIFT = 4.0, 0.03
+# To refute what windows show: so many comparisons of paces, each over this part of a window's distance; how certain.
+_LEAST_RATIOS, _LEAST_ON, _CERTAIN = 4, 0.1, 0.99
 # A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
 _UNHEARD = 4
 
@@ -70,8 +71,11 @@ class KeptAccount:
     was_used_up: bool = False
     _shown_s: float = 0.0
     _paced_s: float = 0.0
+    # Since the job last ran as configured: windows' distances with the arm, and how long they took.
     _windows: float = 0.0
-    _num_losing: int = 0  # stretches that lost, the last ones without a gain between them
+    _on_s: float = 0.0
+    # Each time: the logarithm of the pace with the arm, over that before and after.
+    _ratios: list[float] = field(default_factory=list)
 
     @property
     def won_s(self) -> float:
@@ -85,17 +89,26 @@ class KeptAccount:
             self._shown_s += speedup * stretch.on_s
             self._paced_s -= stretch.lost_s
             self._windows += stretch.windows
-            self._num_losing = self._num_losing + 1 if stretch.lost_s > 0 else 0
+            self._on_s += stretch.on_s
             self.was_used_up = self.was_used_up or stretch.is_used_up()
 
-    def is_refuted(self, noise_s: float, own_error_s: float) -> bool:
-        """Whether the pace shows with certainty that the job wins nothing with it, whatever windows show.
+    def compare(self, before_s: float | None, after_s: float) -> None:
+        """Note the paces as configured before the last stretches with the arm and after them."""
+        if before_s and self._windows >= _LEAST_ON and after_s > 0 < self._on_s:
+            usual = (math.log(before_s) + math.log(after_s)) / 2
+            self._ratios.append(math.log(self._on_s / self._windows) - usual)
+        self._windows = self._on_s = 0.0
 
-        ``noise_s``: standard deviation of the pace. ``own_error_s``: standard error of that as configured.
+    def is_refuted(self, log_speedup: float) -> bool:
+        """Whether the job is known to win less than half of what windows show, and has lost so far.
+
+        A job's pace changes for other reasons too, so only paces that follow each other are compared.
         """
-        error_s = own_error_s * self._windows + noise_s * math.sqrt(self._windows)
-        is_losing = self._num_losing >= _LOSING and self._paced_s < 0
-        return is_losing and self._shown_s - self._paced_s > _CERTAIN * error_s > 0
+        number = len(self._ratios)
+        if number < _LEAST_RATIOS or self._paced_s >= 0:
+            return False
+        error = stdev(self._ratios) / math.sqrt(number)
+        return bool(fmean(self._ratios) - t_quantile(number - 1, _CERTAIN) * error > -log_speedup / 2)
 
 
 class _Pace:
@@ -110,6 +123,10 @@ class _Pace:
     def is_new(self) -> bool:
         """Whether it is known by one time only."""
         return len(self._times_s) < 2
+
+    @property
+    def last_s(self) -> float | None:
+        return self._times_s[-1] if self._times_s else None
 
     @property
     def usual_s(self) -> float | None:
@@ -170,6 +187,8 @@ class ArmCosts:
         # A window costs time itself.
         pace_s = max(0.0, now_s - before[1] - (0.0 if is_on else self._windows_s - before[2])) / (window - before[0])
         if not is_on:
+            if self._kept is not None:
+                self._kept.compare(self._pace.last_s, pace_s)
             self._pace.add(window, pace_s)
             return None
         return pace_s
@@ -223,9 +242,9 @@ class ArmCosts:
             self._dropped.allowed_s = -math.inf
         self._kept = account
 
-    def is_refuted(self) -> bool:
+    def is_refuted(self, log_speedup: float) -> bool:
         """As ``KeptAccount``, of the arm that is kept."""
-        return self._kept is not None and self._kept.is_refuted(self._pace.noise_s, self._pace.error_s)
+        return self._kept is not None and self._kept.is_refuted(log_speedup)
 
     def turn_on(self, window: int, rate: float, *, in_doubt: bool) -> Stretch | None:
         """Begin a stretch with the kept arm after a window; None if it may not be turned on now.

@@ -144,7 +144,7 @@ class Decider:
         best = self._best
         if best is not None:
             best.account.end_stretch(math.expm1(best.arm.center))
-            if self._costs.is_refuted():
+            if self._costs.is_refuted(best.arm.center):
                 self._leave_out(best.arm, Why.NOT_KEPT, window)
                 self._bring_back(best.arm)
                 self._settle(best.arm, window)
