@@ -104,12 +104,12 @@ CHARGED = Spending()  # of the rank's process
 class _Watched(analysis.Decider):
     """Notes what is charged."""
 
-    def choose(self, window: int, now_s: float, arm_steps: int) -> analysis.Choice:
+    def choose(self, window: int, now_s: float, arm_steps: int, *, asked: bool = False) -> analysis.Choice:
         CHARGED.spend(0.0)
-        return super().choose(window, now_s, arm_steps)
+        return super().choose(window, now_s, arm_steps, asked=asked)
 
-    def record(self, report: Any, cost_s: float) -> None:
-        CHARGED.spend(cost_s)
+    def record(self, report: Any, cost_s: float | None) -> None:
+        CHARGED.spend(cost_s or 0.0)
         super().record(report, cost_s)
 
     def record_trial(self, name: str, extra_s: float, cost_s: float) -> None:
