@@ -183,6 +183,7 @@ class StepDriver:
         """End the pause that began with this runner."""
         self.ring.resume()
         runner.resume()
+        self.slot.keeping.resume()
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
         """Abandon an open window, with a message, if the step does not follow the previous one (-1: there was none)."""

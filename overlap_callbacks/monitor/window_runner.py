@@ -277,7 +277,6 @@ class WindowRunner(StepRunner):
     def resume(self) -> None:
         if self._window is not None:
             self._window.marks.resume()
-        self._keeping.resume()
 
     # -- the ruling
 

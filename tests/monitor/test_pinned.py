@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from overlap_callbacks import Mode
+from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.gate.step_log import Divergence
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.step_runner import PinnedRunner
@@ -107,3 +107,12 @@ def test_a_conflict_switches_measuring_off() -> None:
     assert bench.gate.modes == [OV]
     assert bench.stopped == 1
     assert lines == ["overlap-callbacks: sequential mode is refused, and measuring is switched off: a cycle"]
+
+
+def test_a_pause_under_a_pinned_mode_ends_for_the_clock_of_training_too() -> None:
+    monitor = OverlapMonitor(sinks=[])
+    monitor.force(OV)
+    with monitor.pause():
+        pass
+    assert monitor._driver.slot.keeping._paused_at_s is None
+    monitor.close()
