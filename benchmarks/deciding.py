@@ -49,8 +49,8 @@ SLOTS, STEP_S, EVERY_N_STEPS, ARM_STEPS = 160, 0.1, 500, 32
 WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, and how well that is known
 PACE_ERROR = 0.02  # by how much the time from window to window varies
 BUDGET, WRONG = 0.005, 0.05
-NOTICE_S = 10.0  # until all ranks have turned an arm off
-_PARTS = [part / 200 for part in range(1, 201)]
+NOTICE_S, AT_ONCE_S = 2.0, 0.5  # least time until all ranks have turned an arm off; where rank 0 goes first
+PART_S = 0.25  # after each, what an arm has lost is looked at
 PATIENCE = 64
 SLOWS_DOWN = "four arms, the job slows down"  # by a tenth, for a reason of its own
 # Degrees of freedom of a recorded window's own error: 16 blocks, less a trend and the modes.
@@ -122,7 +122,7 @@ SCENARIOS: dict[str, Effects] = {
     "all are a little slower": _always(a=-0.002, b=-0.002, c=-0.002, d=-0.002),
     "stops winning": {**FOUR, "faster": _changing(0.05, 0.0)},
     "turns slower": {**FOUR, "faster": _changing(0.05, -0.05)},
-    "turns slower at once": {**FOUR, "faster": _changing(0.05, -0.05, at=20)},
+    "turns three times slower": {**FOUR, "faster": _changing(0.05, -0.667)},
     "turns slow": {**FOUR, "faster": _changing(0.05, -0.30)},
     "wins less": {**FOUR, "faster": _changing(0.08, 0.03)},
     "turns faster": {**FOUR, "same": _changing(0.0, 0.10)},
@@ -130,6 +130,12 @@ SCENARIOS: dict[str, Effects] = {
 # Arms that windows see win, and that lose between them, where they are always on: only the job's pace shows it.
 WHEN_KEPT: dict[str, Effects] = {"loses when always on": _always(faster=-0.01)}
 SCENARIOS |= dict.fromkeys(WHEN_KEPT, FOUR)
+# The arm turns slower as soon as it is turned on between windows for the first time.
+AT_ONCE: dict[str, Effects] = {
+    "turns slower at once": _always(faster=-0.05),
+    "turns three times slower at once": _always(faster=-0.667),
+}
+SCENARIOS |= dict.fromkeys(AT_ONCE, FOUR)
 SCENARIOS[SLOWS_DOWN] = FOUR
 NOISES = ("recorded", "effect varies", "drift", "rhythm", "rhythm unknown", "rare stalls")
 # Every scenario with recorded windows; these with all noises.
@@ -167,16 +173,20 @@ def replay(
     errors: Errors,
     *,
     when_kept: Effects | None = None,
+    at_once: Effects | None = None,
     slows_down: bool = False,
 ) -> Replay:
-    """Run one job. ``when_kept``: effects of arms between windows, where they are others than in them."""
+    """Run one job.
+
+    ``when_kept``: effects of arms between windows, where they are others than in them; ``at_once``, from the first slot
+    on in which an arm is turned on.
+    """
     when_kept = {**effects, **(when_kept or {})}
     arms = {name: ComparedArm(name, equal_results=True) for name in effects}
-    decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True)
+    decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True, least_notice_s=NOTICE_S)
     drawn = rng.integers(0, len(errors.value), SLOTS)
     now_s = own_s = cost_s = dearest_s = 0.0
-    over_s, kept, windows, next_window = -math.inf, "", 0, 0
-    behind_s = -math.inf
+    over_s, behind_s, kept, windows, next_window = -math.inf, -math.inf, "", 0, 0
     chosen: list[tuple[str, int, float]] = []
     kept_slots, given_up = [], []
     turned = Turned()
@@ -189,6 +199,8 @@ def replay(
             choice = Choice()
             if decider.has_slowed(slot, now_s):
                 turned.end()
+        if turned.is_on and at_once:
+            effects, when_kept = {**effects, **at_once}, {**when_kept, **at_once}
         if choice.arm:
             log_effect = math.log1p(effects[choice.arm](slot))
             extra_s = STEP_S * math.expm1(-log_effect)
@@ -226,16 +238,21 @@ def replay(
 
 
 class Turned:
-    """A stretch with an arm turned on, as a job's ranks have it: it ends ``NOTICE_S`` after it was to."""
+    """A stretch with an arm turned on, as a job's ranks have it: it ends some time after it was to."""
 
     def __init__(self, arm: str = "", stretch: Stretch | None = None) -> None:
         self.arm = arm
         self._stretch = stretch
         self._left_s = math.inf if stretch is not None else 0.0  # until it goes back
 
+    @property
+    def is_on(self) -> bool:
+        return self._left_s > 0
+
     def end(self) -> None:
         """Have all ranks go back."""
-        self._left_s = min(self._left_s, NOTICE_S)
+        if self._stretch is not None:
+            self._left_s = min(self._left_s, self._stretch.notice_s)
 
     def share_of(self, slot_s: float) -> float:
         """The share of a slot that has the arm; with it the whole slot takes ``slot_s``."""
@@ -243,15 +260,20 @@ class Turned:
         if stretch is None or self._left_s <= 0:
             return 0.0
         began_s, windows, lost_s = stretch.on_s, stretch.windows, stretch.lost_s
-        most_s = max(lost_s, lost_s + slot_s - stretch.own_s)
-        for part in _PARTS if 2 * most_s > stretch.allowed_s else ():
-            stretch.on_s, stretch.windows = began_s + part * slot_s, windows + part
-            if self._left_s == math.inf and stretch.is_used_up():
-                self._left_s = part * slot_s + NOTICE_S
-        share = min(1.0, self._left_s / slot_s)
-        stretch.on_s, stretch.windows = began_s + share * slot_s, windows + share
-        self._left_s -= share * slot_s
-        return share
+        stretch.on_s, stretch.windows = began_s + slot_s, windows + 1
+        if self._left_s == math.inf and not stretch.is_used_up() and lost_s <= stretch.allowed_s - stretch.notice_s:
+            return 1.0
+        parts = math.ceil(slot_s / PART_S)
+        for part in range(1, parts + 1):
+            stretch.on_s, stretch.windows = began_s + part * slot_s / parts, windows + part / parts
+            self._left_s -= slot_s / parts
+            if self._left_s <= 0:
+                return part / parts
+            if stretch.lost_s > stretch.allowed_s:
+                self._left_s = min(self._left_s, AT_ONCE_S)
+            elif stretch.is_used_up():
+                self.end()
+        return 1.0
 
 
 def _report(arm: ComparedArm, window: int, log_speedup: float, error: float, degrees: float) -> ArmReport:
@@ -320,12 +342,12 @@ def measure(number: int, only: list[str] | None, found: dict[str, Any]) -> Itera
             if errors is None:
                 rng = np.random.default_rng([36, place])
                 errors = recorded() if noise == "recorded" else simulated(rng, noise, 400)
-            always = WHEN_KEPT.get(name)
+            always, at_once = WHEN_KEPT.get(name), AT_ONCE.get(name)
             jobs = [
-                replay(rng, SCENARIOS[name], errors, when_kept=always, slows_down=name == SLOWS_DOWN)
+                replay(rng, SCENARIOS[name], errors, when_kept=always, at_once=at_once, slows_down=name == SLOWS_DOWN)
                 for rng in [np.random.default_rng([36, job]) for job in range(number)]
             ]
-            found[f"{name}, {noise}"] = judged(jobs, SCENARIOS[name])
+            found[f"{name}, {noise}"] = judged(jobs, {**SCENARIOS[name], **(at_once or {})})
             yield f"{name}, {noise}"
 
 

@@ -1,10 +1,10 @@
 """What arms cost, and whether there is room for another window, or for an arm to be turned on.
 
-An arm that is kept and turns slower costs before anybody can know. So it is turned on only while what it may lose until
-all ranks have gone back is within the budget, the dearest window, and what it has won; and it goes back before it loses
-more. What it has won is known in two ways: by what its windows say, and by the pace of the job with it and without.
-Windows cannot see an arm that loses where it is always on; the pace may change for reasons of the job's. The worse of
-both counts.
+An arm that is kept and turns slower costs before anybody can know. So it is turned on only while the budget, the
+dearest window, and what it has won bear twice the time in which all ranks go back: in that time it loses no more than
+that, however slow it is. All go back before it has lost more. What it has won is known in two ways: by what its windows
+say, and by the pace of the job with it and without. Windows cannot see an arm that loses where it is always on; the
+pace may change for reasons of the job's. The worse of both counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import fmean, median, stdev
 
 from overlap_callbacks.analysis.statistics import t_quantile
 
-# Time that ranks take to go back from a kept arm.
+# Maximum time that all ranks are given to go back from a kept arm.
 _NOTICE_S = 10.0
 # The pace is known by so many times from window to window, and how much they vary.
 _PACES = 8
@@ -24,6 +24,8 @@ _PACES = 8
 _OLD = 16
 # The job has another pace from so many deviations and this share on.
 _SHIFTED, _LEAST_SHIFT = 4.0, 0.03
+# By so many deviations of a window's distance steps may be longer for no reason, in all.
+_VARIES = 4
 # To refute what windows show: so many comparisons of paces, each over this part of a window's distance; how certain.
 _LEAST_RATIOS, _LEAST_ON, _CERTAIN = 4, 0.1, 0.99
 # A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
@@ -39,12 +41,16 @@ class Stretch:
     Attributes:
         own_s: what the job as configured takes from one window to the next.
         allowed_s: by how much longer than that these steps may take in all.
+        notice_s: time that all ranks are given to go back.
+        must_end: whether they are to go back however long it takes.
         windows: how many windows' distances have passed with the arm.
         on_s: how long they took.
     """
 
     own_s: float
     allowed_s: float
+    notice_s: float
+    must_end: bool = False
     windows: float = 0.0
     on_s: float = 0.0
 
@@ -54,8 +60,8 @@ class Stretch:
         return self.on_s - self.windows * self.own_s
 
     def is_used_up(self) -> bool:
-        """Whether it has lost what it may, or would while the ranks go back."""
-        return self.lost_s * (1 + _NOTICE_S / max(self.on_s, _NOTICE_S)) > self.allowed_s
+        """Whether it has lost what it may, or could while the ranks go back."""
+        return self.must_end or self.lost_s + self.notice_s > self.allowed_s
 
 
 @dataclass(eq=False)
@@ -152,8 +158,9 @@ class ArmCosts:
     At every moment they cost at most ``budget`` of the time since the first of them, plus the dearest one begun.
     """
 
-    def __init__(self, budget: float) -> None:
+    def __init__(self, budget: float, least_notice_s: float) -> None:
         self._budget = budget
+        self._least_notice_s = least_notice_s
         self.training_s = 0.0
         self.owed_s = 0.0  # of an earlier start: what its training had not paid for
         self.base_s = 0.0  # what any window costs, whatever its arm; 0 before the first
@@ -239,7 +246,7 @@ class ArmCosts:
         self._spent_s = self.spent_s
         if self._kept is not None and self._kept.stretch is not None:
             self._dropped, self._kept.stretch = self._kept.stretch, None
-            self._dropped.allowed_s = -math.inf
+            self._dropped.must_end = True
         self._kept = account
 
     def is_refuted(self, log_speedup: float) -> bool:
@@ -256,24 +263,27 @@ class ArmCosts:
             return None
         if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
             return None
-        margin_s = min(self._pace.noise_s, self._at_risk_s(rate, in_doubt) / 2)
-        self._kept.stretch = Stretch(usual_s - min(self._pace.error_s, rate * usual_s / 4), self.allowed_s - margin_s)
+        noise_s = self._pace.noise_s
+        # It need not lose all that it has won before it is checked again.
+        allowed_s = min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * _NOTICE_S + _VARIES * noise_s)
+        notice_s = max(self._least_notice_s, min(_NOTICE_S, allowed_s / 2))
+        own_s = usual_s - min(self._pace.error_s, rate * usual_s / 4)
+        self._kept.stretch = Stretch(own_s, allowed_s, notice_s)
         return self._kept.stretch
 
-    def short_s(self, rate: float, *, in_doubt: bool) -> float:
+    def short_s(self, rate: float, *, in_doubt: bool, cost_s: float = 0.0) -> float:
         """What is missing for the kept arm to be turned on; 0 if nothing is.
 
         Args:
             rate: share of time that it loses should it turn as much slower as it was faster.
-            in_doubt: whether it may have. If so, there must be room for what it loses until the next window, otherwise
-                for that until all ranks have gone back.
+            in_doubt: whether it may have. If so, there must be room for what it loses until the next window too.
+            cost_s: of a window that begins first.
         """
-        return 0.0 if self._kept is None else max(0.0, self._at_risk_s(rate, in_doubt) - self.allowed_s)
-
-    def _at_risk_s(self, rate: float, in_doubt: bool) -> float:
-        usual_s = self._pace.usual_s or 0.0
-        noticed_s = math.inf if in_doubt else rate * _NOTICE_S + 2 * self._pace.noise_s
-        return min(rate * usual_s, noticed_s)
+        if self._kept is None:
+            return 0.0
+        slower_s = rate * (self._pace.usual_s or 0.0)
+        varies_s = slower_s if in_doubt else min(slower_s, 2 * self._pace.noise_s)
+        return max(0.0, 2 * self._least_notice_s + varies_s + cost_s - self.allowed_s)
 
     @property
     def allowed_s(self) -> float:

@@ -66,6 +66,7 @@ class Decider:
         budget: share of training time that windows of arms may cost.
         wrong: share of jobs in which an arm is chosen that is slower than the job as configured, at most.
         keeps: whether the best arm is turned on; otherwise it is recommended.
+        least_notice_s: least time in which all ranks can go back from it.
         lines: by arm, what to put into the job to have it for good.
         earlier: reports of windows from earlier starts of the job that are comparable with this one, in order.
         decided: the last decision of these starts. What was left out stays so, except arms that stopped winning: they
@@ -79,6 +80,7 @@ class Decider:
         budget: float,
         wrong: float,
         keeps: bool,
+        least_notice_s: float,
         lines: Mapping[str, str] | None = None,
         earlier: Sequence[ArmReport | OverlapReport] = (),
         decided: Decision | None = None,
@@ -87,7 +89,7 @@ class Decider:
         self._budget, self._wrong, self._keeps = budget, wrong, keeps
         self._pooling = Pooling(all_looks=True, confidence=1 - wrong / len(arms))
         self._lines = lines or {}
-        self._costs = ArmCosts(budget)
+        self._costs = ArmCosts(budget, least_notice_s)
         self._best: BestArm | None = None
         self._advised: BestArm | None = None
         self._last = 0, 0  # the last window that led to something, and its first step
@@ -114,25 +116,30 @@ class Decider:
                 next_window = min(next_window, window + _LOOKS_APART)
                 return Choice(next_window=next_window, reason="the best arm is checked again later")
             return Choice(next_window=window + MOST_APART, reason="no arm is left to measure")
-        # What the best arm may lose comes before windows of others.
-        best, wait_s = self._best, self._costs.unpaid_s(0.0)
-        if best is not None and not self._is_held(due[0]):
-            wait_s = max(wait_s, self._costs.short_s(best.rate, in_doubt=best.is_in_doubt) / self._budget)
+        wait_s = self._costs.unpaid_s(0.0)
         if wait_s > 0:
             return Choice(wait_s=wait_s, reason="training pays for earlier windows first")
         waits = []
         for arm in due:
             cost_s = arm.window_cost_s(arm_steps, self._costs.base_s)
             trial = cost_s is None
-            wait_s = 0.0 if cost_s is None else self._costs.unpaid_s(cost_s)
+            wait_s = self._wait_s(arm, cost_s or 0.0)
             if wait_s > 0 and not arm.windows and arm.num_trials < _TRIALS:
-                trial, wait_s = True, self._costs.unpaid_s(arm.trial_s)
+                trial, wait_s = True, self._wait_s(arm, arm.trial_s)
             if wait_s <= 0:
                 arm.num_begun += 1
                 self._costs.begin(arm.arm.name, arm.trial_s if trial or cost_s is None else cost_s)
                 return Choice(arm.arm.name, trial=trial)
             waits.append(wait_s)
         return Choice(wait_s=min(waits), reason="training pays for the next window first")
+
+    def _wait_s(self, arm: ArmEvidence, cost_s: float) -> float:
+        """Time until a window or trial of an arm may begin. What the best arm may lose comes before those of others."""
+        wait_s, best = self._costs.unpaid_s(cost_s), self._best
+        if best is not None and not self._is_held(arm):
+            short_s = self._costs.short_s(best.rate, in_doubt=best.is_in_doubt, cost_s=cost_s)
+            wait_s = max(wait_s, short_s / self._budget)
+        return wait_s
 
     def has_slowed(self, window: int, now_s: float) -> bool:
         """Whether the job has slowed down since the last look by all that the kept arm wins: check it at once."""

@@ -8,20 +8,24 @@ Rank 0 counts how long steps take with it, and has all go back before they have 
 
 A rank turns it on only if it has read, by that step, that all voted yes. Where rank 0 finds between windows that the
 arm no longer wins, it names a step some seconds ahead in the store, from which all train as configured: the others look
-for it off the training path. A rank that does not know, or must go back at once (an exception, an error, ``close()``),
-names the present step. Then, and where the machine or the store is too slow to answer in those seconds, ranks may
-differ for some steps. Therefore an arm is kept only if every rank issues the same collectives in the same order with it
-as without: then ranks that differ train the same, and none waits for another in vain.
+for it off the training path. A rank that does not know, or must go back at once (an exception, an error, ``close()``,
+steps that have already cost all that they may), names the present step. Then, and where the machine or the store is too
+slow to answer in those seconds, ranks may differ for some steps. Therefore an arm is kept only if every rank issues the
+same collectives in the same order with it as without: then ranks that differ train the same, and none waits for another
+in vain.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
@@ -38,9 +42,11 @@ from overlap_callbacks.monitor.race.ballot import KEEP, Ballot, Vote
 # store's answer does not: a rank that does not know it would go another way than the others.
 _PATIENCE_S, _SHORT_PATIENCE_S = 0.5, 0.02
 # How often a rank looks whether another has withdrawn; less often in a large job, whose store serves all ranks.
-_LOOK_S, _LOOKS_PER_S = 1.0, 100
-# How many looks ahead a step is announced from which all go back.
+_LOOK_S, _LOOKS_PER_S = 0.2, 500
+# A step is announced at least so many looks ahead from which all go back.
 _LOOKS_AHEAD = 10
+# The pace of so many steps is that of now.
+_RECENT = 3
 _SLOWER = "the job has slowed down by all that the arm wins"
 # Before any step; after all steps.
 _NOW, _FAR = -1, 2**62
@@ -50,6 +56,15 @@ class _State(enum.Enum):
     OFF = enum.auto()  # -> VOTING by a ruling that names an arm
     VOTING = enum.auto()  # -> ON at the step from which it holds, if all ranks voted yes; else -> OFF
     ON = enum.auto()  # -> OFF where the next window opens, or where this rank or another withdraws
+
+
+def least_notice_s(world_size: int) -> float:
+    """Least time in which all ranks can be told to go back."""
+    return _LOOKS_AHEAD * _look_s(world_size)
+
+
+def _look_s(world_size: int) -> float:
+    return max(_LOOK_S, world_size / _LOOKS_PER_S)
 
 
 class Keeping:
@@ -67,6 +82,7 @@ class Keeping:
         self._patience_s = _PATIENCE_S
         self._numbers: SequenceNumbers | None = None  # of collectives when the open step began, while it is on
         self._turned_on = 0, 0.0  # at which step, and when
+        self._begins_s: deque[float] = deque(maxlen=_RECENT + 1)  # of the last steps with it, on rank 0
         self._stretch: Stretch | None = None  # on rank 0
         self._steps_per_window = 1
         self.paused_s = 0.0  # in all
@@ -143,16 +159,20 @@ class Keeping:
 
     def has_slowed(self, step: int) -> None:
         """On rank 0: go back on all ranks at a step ahead, or where the next window opens, if that is sooner."""
-        if self._state is not _State.ON or self._watch is None:
-            return
-        first_step, since_s = self._turned_on
-        steps_per_s = max(1, step - first_step) / max(self._training_s - since_s, 1e-9)
-        self._watch.announce(step + math.ceil(_LOOKS_AHEAD * self._watch.interval_s * steps_per_s))
+        stretch, (first_step, since_s) = self._stretch, self._turned_on
+        if self._state is _State.ON and self._watch is not None and stretch is not None:
+            step_s = (self._training_s - since_s) / max(1, step - first_step)
+            recent_s = [end_s - begin_s for begin_s, end_s in itertools.pairwise(self._begins_s)]
+            step_s = max(step_s, median(recent_s) if recent_s else 0.0, 1e-9)
+            self._watch.announce(step + math.ceil(stretch.notice_s / step_s))
 
     def _count(self, stretch: Stretch, step: int) -> None:
-        first_step, since_s = self._turned_on
-        stretch.windows, stretch.on_s = (step - first_step) / self._steps_per_window, self._training_s - since_s
-        if stretch.is_used_up():
+        (first_step, since_s), now_s = self._turned_on, self._training_s
+        self._begins_s.append(now_s)
+        stretch.windows, stretch.on_s = (step - first_step) / self._steps_per_window, now_s - since_s
+        if stretch.lost_s > stretch.allowed_s:  # steps became so much slower that the ranks were told too late
+            self._end(_SLOWER)
+        elif stretch.is_used_up():
             self.has_slowed(step)
 
     @property
@@ -187,6 +207,7 @@ class Keeping:
             self._end("the job's store did not answer in time")
         elif decision.agreed:
             self._state, self._turned_on = _State.ON, (step, self._training_s)
+            self._begins_s.clear()
             watch.start()
         else:
             self._say_off(decision.reason)
@@ -230,7 +251,7 @@ class _Watch:
         self._over = threading.Event()
         self._worker = Worker("overlap-callbacks-keep-store", lambda error: None)
         self._thread: threading.Thread | None = None
-        self.interval_s = max(_LOOK_S, channel.job.world_size / _LOOKS_PER_S)
+        self._interval_s = _look_s(channel.job.world_size)
         self._own = self._found = _Last(_FAR, "", is_told=False)
         self._has_read = self._has_withdrawn = False
 
@@ -282,7 +303,7 @@ class _Watch:
                 return
             if step is not None:
                 self._found = _Last(step, "another rank has gone back" if step == _NOW else _SLOWER, is_told=True)
-            if self._over.wait(self.interval_s):
+            if self._over.wait(self._interval_s):
                 return
 
     def _read(self) -> int | None:

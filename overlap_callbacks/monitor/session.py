@@ -46,7 +46,7 @@ from overlap_callbacks.monitor.background.watching import Watching
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.course import Course
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
-from overlap_callbacks.monitor.keeping import Keeping
+from overlap_callbacks.monitor.keeping import Keeping, least_notice_s
 from overlap_callbacks.monitor.race.ballot import Ballot
 from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.step_ring import StepRing
@@ -86,7 +86,12 @@ class Session:
         self.deciding = (
             None
             if search is None or job.rank
-            else Deciding(search, keeps=isinstance(config.decide, Keep), arms=config.arms or ())
+            else Deciding(
+                search,
+                keeps=isinstance(config.decide, Keep),
+                arms=config.arms or (),
+                least_notice_s=least_notice_s(job.world_size),
+            )
         )  # on rank 0, shared likewise
         self.plans = Plans(channel, last_step, faults.wake)
         self.causes = Causes(self.budget, chooses=config.causal and not job.rank)

@@ -171,6 +171,7 @@ def test_a_rank_that_goes_back_takes_the_others_with_it(ranks: list[Rank], leave
 
 
 def test_where_it_no_longer_wins_all_go_back_before_the_same_step(ranks: list[Rank]) -> None:
+    ranks[0].keeping.limit(Stretch(3600.0, allowed_s=3600.0, notice_s=0.1), steps_per_window=10)
     turned_on(ranks)
     ranks[0].keeping.has_slowed(FROM_STEP)
     ranks[0].keeping.has_slowed(FROM_STEP + 1)  # changes nothing
@@ -182,31 +183,68 @@ def test_where_it_no_longer_wins_all_go_back_before_the_same_step(ranks: list[Ra
     assert not any(rank.step(last[0]) for rank in ranks)
 
 
-def test_steps_that_cost_more_than_they_may_take_all_back(ranks: list[Rank]) -> None:
-    # A window's distance of ten steps takes an hour as configured, or no time: then any time is a loss.
-    for own_s, goes_back in ((3600.0, False), (0.0, True)):
-        ranks[0].keeping.limit(stretch := Stretch(own_s, allowed_s=1e-3), steps_per_window=10)
+@pytest.mark.parametrize(
+    ("stretch", "goes_back"),
+    [
+        # A window's distance of ten steps takes an hour as configured, or no time: then any time is a loss.
+        (Stretch(3600.0, allowed_s=1e-3, notice_s=1e-4), False),
+        (Stretch(0.0, allowed_s=10.0, notice_s=5.0), False),
+        (Stretch(0.0, allowed_s=10.0, notice_s=9.999), True),
+    ],
+)
+def test_steps_that_cost_more_than_they_may_take_all_back_at_the_same_step(
+    ranks: list[Rank], stretch: Stretch, goes_back: bool
+) -> None:
+    ranks[0].keeping.limit(stretch, steps_per_window=10)
+    turned_on(ranks)
+    ranks[0].keeping.pause(within_step=False)
+    time.sleep(0.01)  # does not count
+    ranks[0].keeping.resume()
+    time.sleep(0.005)
+    assert ranks[0].step(FROM_STEP + 5)
+    assert stretch.windows == 0.5
+    assert 0.005 <= stretch.on_s <= time.monotonic() - ranks[0].keeping._turned_on[1] - ranks[0].keeping.paused_s
+    watch = ranks[1].keeping._watch
+    assert watch is not None
+    if goes_back:
+        wait_for(lambda: watch.last.step < 2**62)
+        assert not any(rank.step(watch.last.step) for rank in ranks)
+    assert watch.last.is_told is goes_back
+
+
+def test_steps_that_have_cost_all_that_they_may_are_the_last_with_it_on_rank_0(ranks: list[Rank]) -> None:
+    ranks[0].keeping.limit(stretch := Stretch(0.0, allowed_s=3600.0, notice_s=0.1), steps_per_window=10)
+    turned_on(ranks)
+    stretch.allowed_s = 0.0
+    assert not ranks[0].step(FROM_STEP + 1)
+    assert ranks[1].is_off_soon()
+
+
+def test_the_step_that_is_named_is_so_far_ahead_as_the_last_steps_were_long(ranks: list[Rank]) -> None:
+    # A thousand steps take no time and one is long, or the last three are long: a slow arm has fewer steps left.
+    ahead = []
+    for long_steps in (1, 3):
+        ranks[0].keeping.limit(stretch := Stretch(0.0, allowed_s=1e9, notice_s=1.0), steps_per_window=10)
         turned_on(ranks)
-        ranks[0].keeping.pause(within_step=False)
-        time.sleep(0.01)  # does not count
-        ranks[0].keeping.resume()
-        time.sleep(0.005)
-        ranks[0].step(FROM_STEP + 5)
-        assert stretch.windows == 0.5
-        assert 0.005 <= stretch.on_s <= time.monotonic() - ranks[0].keeping._turned_on[1] - ranks[0].keeping.paused_s
-        watch = ranks[1].keeping._watch
+        for step in range(1, 1001):
+            ranks[0].step(FROM_STEP + step)
+        for step in range(1001, 1001 + long_steps):
+            time.sleep(0.02)
+            ranks[0].step(FROM_STEP + step)
+        stretch.must_end = True
+        ranks[0].step(FROM_STEP + step + 1)
+        watch = ranks[0].keeping._watch
         assert watch is not None
-        if goes_back:
-            wait_for(lambda watch=watch: watch.last.step < 2**62)
-            assert not any(rank.step(watch.last.step) for rank in ranks)
-        assert watch.last.is_told is goes_back
+        ahead.append(watch.last.step - (FROM_STEP + step + 1))
         for rank in ranks:
             rank.keeping.window_opens()
+    assert ahead[1] <= 50 < ahead[0]
 
 
 def test_a_rank_in_doubt_goes_back_before_the_step_that_was_named_and_takes_the_others_with_it(
     ranks: list[Rank],
 ) -> None:
+    ranks[0].keeping.limit(Stretch(3600.0, allowed_s=3600.0, notice_s=0.1), steps_per_window=10)
     turned_on(ranks)
     ranks[1].keeping.end("an exception")
     ranks[0].keeping.has_slowed(FROM_STEP + 10**6)

@@ -43,6 +43,7 @@ class Deciding:
         keep: its budget and certainty.
         keeps: whether the best arm is turned on between windows.
         arms: of the monitor.
+        least_notice_s: as of ``Decider``.
         now_s: the clock.
     """
 
@@ -52,9 +53,10 @@ class Deciding:
         *,
         keeps: bool,
         arms: Sequence[BaseArm],
+        least_notice_s: float,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keep, self._keeps = keep, keeps
+        self._keep, self._keeps, self._least_notice_s = keep, keeps, least_notice_s
         self._arms = {arm.name: arm for arm in arms}
         self._now_s = now_s
         # Set by the training thread before ``choose``: arms that the job can have, and for how long it did not train.
@@ -84,6 +86,7 @@ class Deciding:
                 budget=self._keep.budget,
                 wrong=self._keep.wrong,
                 keeps=self._keeps,
+                least_notice_s=self._least_notice_s,
                 lines={arm.name: arm.line for arm in self._arms.values() if arm.line},
                 earlier=sorted(reports, key=lambda report: report.first_step),
                 decided=decided,
