@@ -116,14 +116,10 @@ class Decider:
                 next_window = min(next_window, window + _LOOKS_APART)
                 return Choice(next_window=next_window, reason="the best arm is checked again later")
             return Choice(next_window=window + MOST_APART, reason="no arm is left to measure")
-        wait_s = self._costs.unpaid_s(0.0)
-        if wait_s > 0:
-            return Choice(wait_s=wait_s, reason="training pays for earlier windows first")
         waits = []
         for arm in due:
             cost_s = arm.window_cost_s(arm_steps, self._costs.base_s)
-            trial = cost_s is None
-            wait_s = self._wait_s(arm, cost_s or 0.0)
+            trial, wait_s = cost_s is None, self._wait_s(arm, cost_s or 0.0)
             if wait_s > 0 and not arm.windows and arm.num_trials < _TRIALS:
                 trial, wait_s = True, self._wait_s(arm, arm.trial_s)
             if wait_s <= 0:
@@ -135,11 +131,10 @@ class Decider:
 
     def _wait_s(self, arm: ArmEvidence, cost_s: float) -> float:
         """Time until a window or trial of an arm may begin. What the best arm may lose comes before those of others."""
-        wait_s, best = self._costs.unpaid_s(cost_s), self._best
+        best, short_s = self._best, 0.0
         if best is not None and not self._is_held(arm):
             short_s = self._costs.short_s(best.rate, in_doubt=best.is_in_doubt, cost_s=cost_s)
-            wait_s = max(wait_s, short_s / self._budget)
-        return wait_s
+        return max(self._costs.unpaid_s(cost_s), short_s / self._budget)
 
     def has_slowed(self, window: int, now_s: float) -> bool:
         """Whether the job has slowed down since the last look by all that the kept arm wins: check it at once."""

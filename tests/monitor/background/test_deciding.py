@@ -32,7 +32,7 @@ def report(window: int, log_speedup: float = 0.1, same_order: bool | None = None
 def deciding_at(clock: Clock, *, same_order: bool | None = True) -> tuple[Deciding, int]:
     """A job that keeps an arm, or would if ranks issued the same collectives; and its next window."""
     arm = Arm("fast", lambda: None, lambda: None, equal_results=True)
-    deciding = Deciding(Keep(), keeps=True, arms=[arm], now_s=clock)
+    deciding = Deciding(Keep(), keeps=True, arms=[arm], least_notice_s=0.5, now_s=clock)
     deciding.available = ("fast",)
     deciding.open(None, run_info())
     for window in range(40):
