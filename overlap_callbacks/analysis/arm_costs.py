@@ -263,10 +263,10 @@ class ArmCosts:
             return None
         if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
             return None
-        noise_s = self._pace.noise_s
+        noise_s, most_s = self._pace.noise_s, max(_NOTICE_S, self._least_notice_s)
         # It need not lose all that it has won before it is checked again.
-        allowed_s = min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * _NOTICE_S + _VARIES * noise_s)
-        notice_s = max(self._least_notice_s, min(_NOTICE_S, allowed_s / 2))
+        allowed_s = min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * most_s + _VARIES * noise_s)
+        notice_s = max(self._least_notice_s, min(most_s, allowed_s / 2))
         own_s = usual_s - min(self._pace.error_s, rate * usual_s / 4)
         self._kept.stretch = Stretch(own_s, allowed_s, notice_s)
         return self._kept.stretch
