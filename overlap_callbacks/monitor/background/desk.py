@@ -89,13 +89,13 @@ class Desk:
             from_step = status.step + lead_steps(step_s, self.world_size)
             said = _Said("the job has only begun to listen", "busy")
             if is_new:
-                said = self._said(request, status, view[1], step_s, from_step)
+                said = self._said(request, status, view[1], step_s, from_step, why)
             if said.does:
                 self._propose(said, status, view[1], from_step, answer)
             else:
                 answer(said)
 
-    def _said(self, request: Request, status: Status, course: Course, step_s: float, step: int) -> _Said:
+    def _said(self, request: Request, status: Status, course: Course, step_s: float, step: int, why: str) -> _Said:
         """``step``: the first one that all ranks can be told of."""
         if request.what == STATUS:
             return _Said(status_in_words(status))
@@ -109,7 +109,7 @@ class Desk:
             case "every", "quick":
                 return _Said("windows follow one another: ask again later", "refused")
             case "window", _:
-                return self._window(request, status, course, step_s, step)
+                return self._window(request, status, course, step_s, step, why)
             case "every", _:
                 return self._every(request.every_n_steps, status, course, step)
             case "stop", "stopped":
@@ -126,7 +126,7 @@ class Desk:
                 return _Said(text, "done", first, WINDOW)
         return _Said("measuring is not stopped")
 
-    def _window(self, request: Request, status: Status, course: Course, step_s: float, step: int) -> _Said:
+    def _window(self, request: Request, status: Status, course: Course, step_s: float, step: int, why: str) -> _Said:
         schedule, comes = course.schedule, course.opens_at(status.step + 1)
         unpaid_s = 0.0 if status.state == QUICK else status.unpaid_s
         if status.window is not None and (unpaid_s == 0 or self.budget.is_exempt(status.window)):
@@ -146,7 +146,8 @@ class Desk:
         if self.config.decide is not None and status.state != QUICK:
             text += ", if an arm is left to measure" if request.now else ", if an arm is due then"
         if wait_s > 0:
-            text = f"the budget forbids a window now: {text}; --now measures at once, outside the budget"
+            text = f"the budget forbids a window now: {text}"
+            text += "; --now measures at once, outside the budget" if why == ASKED else ""
         number = schedule.number_at(first) if request.now else None
         return _Said(text, "done", first, "" if is_soon else WINDOW, exempt=number)
 

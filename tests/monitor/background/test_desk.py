@@ -139,6 +139,7 @@ def test_what_needs_no_plan_is_answered_at_once(text: str, status: dict[str, Any
 def test_a_window_that_the_budget_forbids_comes_when_it_is_paid_for() -> None:
     answer = Asked(costs=True).ask("window")
     assert answer.text.startswith("the budget forbids a window now: a window opens at step ")
+    assert answer.text.endswith("; --now measures at once, outside the budget")
     assert answer.from_step is not None
     assert PAID_S <= (answer.from_step - STEP) * STEP_MS / 1e3 <= 1.1 * PAID_S
 

@@ -107,6 +107,7 @@ def test_the_window_waits_until_earlier_ones_are_paid_for() -> None:
     job.train(range(QUIET, QUIET + 20))
     (answer,) = job.answers
     assert "the budget forbids a window now" in answer.text
+    assert "--now" not in answer.text, "of overlap ask"
     assert answer.from_step * STEP_S >= opened_ns / 1e9 + paid_s
 
 
