@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.cli import ExitCode, InconclusiveError
 from overlap_callbacks.cli._options import Amount, json_option
 from overlap_callbacks.cli._output import newest_run, one_line, print_json, refusing, writing
+from overlap_callbacks.sinks.jsonl import Writer, last_writer
 
 _LOOK_S, _BUSY_S = 0.1, 1.0
 # More than any file of answers.
@@ -37,7 +38,7 @@ def command(run: Path, request: str, now: bool, timeout: float, as_json: bool) -
     REQUEST: status; window (measure one soon); quick (windows back to back, until there is an answer); stop (measure
     nothing); resume; every=STEPS (from one window to the next). All ranks follow from the same step on, or none does.
 
-    Exit codes: 0 done, 2 refused, 3 no answer within --timeout.
+    Exit codes: 0 done, 2 refused, 3 rank 0 was killed, or no answer within --timeout.
     """
     with refusing(ValueError, refusal=click.UsageError):
         asked = Request.of(request, now=now)
@@ -62,7 +63,7 @@ def command(run: Path, request: str, now: bool, timeout: float, as_json: bool) -
 
 def _answer(folder: Path, request: Request, deadline: float) -> JobAnswer | None:
     """Ask, again where the job is busy, until there is an answer; the latest one, if any."""
-    is_left, answer = False, None
+    is_left, answer, writer = False, None, last_writer(folder / FILE_NAME)
     try:
         while time.monotonic() < deadline:
             if not is_left:
@@ -73,8 +74,8 @@ def _answer(folder: Path, request: Request, deadline: float) -> JobAnswer | None
                 return answer
             if answer is not None and answer.id == request.id:
                 request, is_left = msgspec.structs.replace(request, id=secrets.token_hex(16)), False
-            elif _has_ended(folder):
-                raise click.ClickException("the job has ended")
+            else:
+                writer = _listening(folder, writer)
             time.sleep(max(0.0, min(_LOOK_S if is_left else _BUSY_S, deadline - time.monotonic())))
     finally:
         with contextlib.suppress(OSError):
@@ -107,6 +108,17 @@ def _answer_to(folder: Path, name: str) -> JobAnswer | None:
         answers = msgspec.json.decode(_read(folder / ANSWERS_FILE), type=list[JobAnswer])
         return next((answer for answer in answers if answer.id == name), None)
     return None
+
+
+def _listening(folder: Path, known: Writer | None) -> Writer | None:
+    """The process that will answer, read again if the known one is gone. Raises where nobody will."""
+    is_gone = known is not None and known.is_gone()
+    writer = last_writer(folder / FILE_NAME) if is_gone else known
+    if _has_ended(folder):
+        raise click.ClickException("the job has ended")
+    if is_gone and writer == known:
+        raise InconclusiveError("nobody will answer: rank 0's process was killed, and its job has not started again")
+    return writer
 
 
 def _has_ended(folder: Path) -> bool:

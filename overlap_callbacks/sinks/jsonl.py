@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import stat
 from collections import Counter
@@ -41,6 +42,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import without_details
+from overlap_callbacks.analysis.safe_text import digest
 from overlap_callbacks.sinks.base import Sink
 
 
@@ -90,7 +92,7 @@ class JsonlSink(Sink):
     def open(self, run: RunInfo) -> None:
         self._run = msgspec.structs.replace(run, tells_end=True)
         self._file = self._opened()
-        self._append("run", self._run)
+        self._append_run()
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         self._write("block", {"window": window, "first_step": first_step, "sample": block})
@@ -172,7 +174,7 @@ class JsonlSink(Sink):
             outcome = "no line is lost"
         else:
             outcome = "its earlier lines are lost, unless somebody put them back"
-            self._append("run", self._run)
+            self._append_run()
         logger.warning(
             "overlap-callbacks: the record was deleted during the run, and goes on in %s; %s [OC606]",
             self.path,
@@ -182,6 +184,10 @@ class JsonlSink(Sink):
     def _write(self, kind: str, content: Any) -> None:
         self._restore_if_gone()
         self._append(kind, content)
+
+    def _append_run(self) -> None:
+        assert self._run is not None
+        self._append("run", {**msgspec.to_builtins(self._run), "process": _own_process(self._run.started_at)})
 
     def _append(self, kind: str, content: Any) -> None:
         fields = {"record": kind, **msgspec.to_builtins(content)}
@@ -285,3 +291,65 @@ def has_answer(record: Path) -> bool:
             with record.open("rb") as lines:
                 return any(line.startswith(_ANSWER) for line in lines)
     return False
+
+
+# -- the process that writes a record
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Of the run's line: the process by host (a digest that differs between runs), id and start in clock ticks.
+
+    ``process``: empty if unknown, and in older records.
+    """
+
+    started_at: str
+    process: str = ""
+
+    def is_gone(self) -> bool:
+        """Whether it has ended; False if it is on another host, or in doubt."""
+        with contextlib.suppress(*_IN_DOUBT):
+            host, process, began = self.process.split()
+            if host == _host(self.started_at):
+                try:
+                    os.kill(int(process), 0)  # /proc may hide other users' processes
+                    return _began(process) != began
+                except ProcessLookupError:
+                    return True
+        return False
+
+
+# Another system, or a made-up record.
+_IN_DOUBT = (OSError, ValueError, OverflowError, IndexError)
+
+
+def last_writer(record: Path) -> Writer | None:
+    """Of the last start of the job; None if it cannot be read."""
+    found = None
+    with contextlib.suppress(OSError, *_UNREADABLE):
+        if stat.S_ISREG(record.stat().st_mode):
+            with record.open("rb") as lines:
+                for line in lines:
+                    if line.startswith(_RUN):
+                        found = None
+                        found = msgspec.json.decode(line, type=Writer)
+    return found
+
+
+def _own_process(started_at: str) -> str:
+    with contextlib.suppress(*_IN_DOUBT):
+        return f"{_host(started_at)} {os.getpid()} {_began('self')}"
+    return ""
+
+
+def _host(started_at: str) -> str:
+    """A digest of all that gives a process its id and start."""
+    if os.readlink("/proc/self") != str(os.getpid()):
+        raise OSError("/proc is of another namespace")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    spaces = [os.readlink(file) for name in ("pid", "time") if os.path.exists(file := f"/proc/self/ns/{name}")]
+    return digest(f"{started_at} {platform.node()} {boot} {spaces}")[:12]
+
+
+def _began(process: str) -> str:
+    """When a process began, in clock ticks of the system."""
+    return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()

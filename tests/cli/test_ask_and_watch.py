@@ -10,15 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from overlap_callbacks.analysis.results.frontier import HeldUp, StepFrontier
 from overlap_callbacks.analysis.results.request import ANSWERS_FILE, REQUEST_FILE, JobAnswer, Status
+from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.monitor.background.mailbox import Mailbox
 from overlap_callbacks.sinks import JsonlSink
+from overlap_callbacks.sinks.jsonl import Writer
 from tests import schemas
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
@@ -47,7 +50,7 @@ def test_nobody_answers(tmp_path: Path, sink: JsonlSink) -> None:
     result = invoke("ask", str(tmp_path / "run"), "window", "--timeout", "0.3")
     assert result.exit_code == 3
     assert "no answer within 0.3 s" in result.stderr
-    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+    assert os.listdir(tmp_path / "run") == [FILE_NAME]
 
 
 def test_the_job_has_ended(tmp_path: Path, sink: JsonlSink) -> None:
@@ -55,7 +58,72 @@ def test_the_job_has_ended(tmp_path: Path, sink: JsonlSink) -> None:
     result = invoke("ask", str(tmp_path), "window", "--timeout", "60")
     assert result.exit_code == 2
     assert "the job has ended" in result.stderr
-    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+    assert os.listdir(tmp_path / "run") == [FILE_NAME]
+
+
+@pytest.fixture(scope="module")
+def of_killed_job(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The record of a job whose process was killed."""
+    run = tmp_path_factory.mktemp("run")
+    program = f"""
+from overlap_callbacks.sinks import JsonlSink
+from overlap_callbacks.sinks.jsonl import Writer
+from tests.report.runs import run_info
+JsonlSink({str(run)!r}).open(run_info())
+print("open", flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"open\n"
+        assert "no answer within" in invoke("ask", str(run), "status", "--timeout", "0.3").stderr
+        job.kill()
+    return (run / FILE_NAME).read_bytes()
+
+
+def test_a_killed_job_is_not_waited_for(of_killed_job: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(of_killed_job)
+    result = invoke("ask", str(tmp_path), "status")
+    assert result.exit_code == 3
+    assert "nobody will answer: rank 0's process was killed" in result.stderr
+    assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "told"),
+    [
+        ("another process has its id", lambda process: [process[0], str(os.getpid()), process[2]], True),
+        ("another host", lambda process: ["0123456789ab", *process[1:]], False),
+        ("not known", lambda _: [], False),
+        ("made up", lambda process: [process[0], "9" * 99, "x"], False),
+        ("made up", lambda process: [process[0], "init", "0"], False),
+    ],
+)
+def test_whether_a_process_is_gone_is_told_without_doubt_only(
+    what: str, change: Callable[[list[str]], list[str]], told: bool, of_killed_job: bytes, tmp_path: Path
+) -> None:
+    process = json.loads(of_killed_job)["process"]
+    changed = " ".join(change(process.split()))
+    (tmp_path / FILE_NAME).write_bytes(of_killed_job.replace(process.encode(), changed.encode()))
+    said = invoke("ask", str(tmp_path), "status", "--timeout", "0.3").stderr
+    assert ("nobody will answer" if told else "no answer within") in said
+
+
+def test_a_job_that_has_started_again_is_asked(of_killed_job: bytes, tmp_path: Path) -> None:
+    sink, is_gone, asked = JsonlSink(tmp_path), Writer.is_gone, list[Writer]()
+
+    def begins_meanwhile(writer: Writer) -> bool:
+        asked.append(writer)
+        if len(asked) == 1:
+            sink.open(run_info())
+        return is_gone(writer)
+
+    (tmp_path / FILE_NAME).write_bytes(of_killed_job)
+    with mock.patch.object(Writer, "is_gone", begins_meanwhile):
+        said = invoke("ask", str(tmp_path), "status", "--timeout", "0.5").stderr
+    sink.close()
+    assert "no answer within" in said
+    assert len(asked) > 2
 
 
 @pytest.mark.parametrize(
@@ -68,7 +136,7 @@ def test_what_cannot_be_asked(
     result = invoke("ask", *words)
     assert result.exit_code == 2
     assert "Error: " in result.stderr
-    assert os.listdir(tmp_path / "run") == ["overlap.jsonl"]
+    assert os.listdir(tmp_path / "run") == [FILE_NAME]
 
 
 @pytest.mark.parametrize(
