@@ -24,8 +24,9 @@ _PACES = 8
 _OLD = 16
 # The job has another pace from so many deviations and this share on.
 _SHIFTED, _LEAST_SHIFT = 4.0, 0.03
-# By so many deviations of a window's distance steps may be longer for no reason, in all.
-_VARIES = 4
+# By so many deviations of a window's distance steps may be longer for no reason, in all; the job as configured may be
+# faster than known by so many standard errors.
+_VARIES, _UNSURE = 4, 3
 # To refute what windows show: so many comparisons of paces, each over this part of a window's distance; how certain.
 _LEAST_RATIOS, _LEAST_ON, _CERTAIN = 4, 0.1, 0.99
 # A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
@@ -160,7 +161,7 @@ class ArmCosts:
 
     def __init__(self, budget: float, least_notice_s: float) -> None:
         self._budget = budget
-        self._least_notice_s = least_notice_s
+        self._least_notice_s, self._most_notice_s = least_notice_s, max(_NOTICE_S, least_notice_s)
         self.training_s = 0.0
         self.owed_s = 0.0  # of an earlier start: what its training had not paid for
         self.base_s = 0.0  # what any window costs, whatever its arm; 0 before the first
@@ -263,13 +264,17 @@ class ArmCosts:
             return None
         if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
             return None
-        noise_s, most_s = self._pace.noise_s, max(_NOTICE_S, self._least_notice_s)
-        # It need not lose all that it has won before it is checked again.
-        allowed_s = min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * most_s + _VARIES * noise_s)
-        notice_s = max(self._least_notice_s, min(most_s, allowed_s / 2))
-        own_s = usual_s - min(self._pace.error_s, rate * usual_s / 4)
+        allowed_s = self.may_lose_s
+        notice_s = min(self._most_notice_s, max(self._least_notice_s, allowed_s / 2))
+        own_s = usual_s - min(_UNSURE * self._pace.error_s, rate * usual_s)
         self._kept.stretch = Stretch(own_s, allowed_s, notice_s)
         return self._kept.stretch
+
+    @property
+    def may_lose_s(self) -> float:
+        """What a stretch may lose: not all that the arm has won, before it is checked again."""
+        noise_s = self._pace.noise_s
+        return min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * self._most_notice_s + _VARIES * noise_s)
 
     def short_s(self, rate: float, *, in_doubt: bool, cost_s: float = 0.0) -> float:
         """What is missing for the kept arm to be turned on; 0 if nothing is.

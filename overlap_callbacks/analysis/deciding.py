@@ -258,7 +258,7 @@ class Decider:
                 self._leave_out(arm, Why.STOPPED, window)
                 self._bring_back(arm)
             elif held.account.stretch is not None:
-                held.account.stretch.allowed_s = self._costs.allowed_s
+                held.account.stretch.allowed_s = self._costs.may_lose_s
 
     def _settle(self, arm: ArmEvidence, window: int) -> None:
         """Leave out arms by what is known now that ``arm`` has another window, and choose the best."""
