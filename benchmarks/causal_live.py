@@ -4,7 +4,7 @@
 
 On the simulated device, set up as ``tests/simulated_gpu/README.md`` says, compute is kernels of known length:
 
-    python benchmarks/causal_live.py --jobs 6 --at-once 2 --json benchmarks/results/causal-simulated.json
+    python benchmarks/causal_live.py --jobs 6 --at-once 3 --json benchmarks/results/causal-simulated.json
 
 A step waits at once for two all-reduces, for two after 9 ms and for two after more time than any delay, one after
 another. Every window is causal. The slopes of sets and of single collectives follow from the delay; a window's interval
