@@ -140,11 +140,10 @@ def ledger(records: Sequence[Record], tunes: Sequence[Tune] = ()) -> list[Entry]
 
 
 def _predictions(record: Record) -> list[Prediction]:
-    """As recorded; in records of earlier versions, those of the advice on the run."""
+    """The last of each kind; in records of earlier versions, those of the advice on the run."""
     beside = predicted_layouts(record)
     if record.predictions:
-        known = {(one.topic, one.rises): one for one in reversed(record.predictions)}
-        return list(known.values())[::-1] + beside
+        return list({(one.topic, one.rises): one for one in record.predictions}.values()) + beside
     found = record.bottleneck()
     return beside if found is None else found.predictions + beside
 

@@ -5,7 +5,7 @@ timed block of rank 0, written as soon as it is measured. ``{"record": "window",
 ``{"record": "change", ...}`` is a lasting change; the line is written again once a window has shown more of it.
 ``{"record": "goodput", ...}`` is where the time of this start went; the last line counts.
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
-``{"record": "prediction", ...}`` is what advice predicts, once for each.
+``{"record": "prediction", ...}`` is what advice predicts, anew until an arm tries it: the last line of a kind counts.
 ``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
 ``{"record": "causal", ...}`` is a window in which collectives were delayed.
 ``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
@@ -37,7 +37,7 @@ from overlap_callbacks.analysis.results.decision import Decision
 from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.frontier import StepFrontier
 from overlap_callbacks.analysis.results.goodput import Goodput
-from overlap_callbacks.analysis.results.prediction import Prediction
+from overlap_callbacks.analysis.results.prediction import Prediction, topic_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -66,7 +66,8 @@ class JsonlSink(Sink):
         self._file: Any = None
         self._run: RunInfo | None = None
         self._details = KeptDetails()
-        self._predicted: set[tuple[str, bool | None]] = set()
+        self._predicted: dict[tuple[str, bool | None], tuple[bool, Prediction]] = {}
+        self._tried: set[str] = set()  # topics
         self._causal: list[CausalWindow] = []
         self._exposure: Exposure | None = None
 
@@ -102,14 +103,14 @@ class JsonlSink(Sink):
 
     def log_arm(self, report: ArmReport) -> None:
         self._write("arm", report)
+        self._tried.add(topic_of(report.arm.name))
 
     def log_causal(self, window: CausalWindow) -> None:
         self._write("causal", window)
         self._causal.append(window)
         exposure, configuration = self._exposure, {} if self._run is None else self._run.configuration
-        for found in findings_of(self._causal, exposure):
-            fix = fix_of(found, exposure, configuration)
-            self._predict([] if fix is None else [fix.prediction(found)])
+        fixes = [(found, fix_of(found, exposure, configuration)) for found in findings_of(self._causal, exposure)]
+        self._predict([fix.prediction(found) for found, fix in fixes if fix is not None], delayed=True)
 
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         self._write("left_out", {"window": window, "first_step": first_step, "reason": reason})
@@ -134,11 +135,14 @@ class JsonlSink(Sink):
         self._exposure = report.exposure or self._exposure
         self._predict(predictions_of(report, self._run))
 
-    def _predict(self, predictions: Sequence[Prediction | None]) -> None:
-        """Write those of a kind that has none yet."""
-        for prediction in predictions:
-            if prediction is not None and (prediction.topic, prediction.rises) not in self._predicted:
-                self._predicted.add((prediction.topic, prediction.rises))
+    def _predict(self, predictions: Sequence[Prediction | None], *, delayed: bool = False) -> None:
+        """Write the first of each kind, anew until an arm tries it. One by delays replaces one by a profile."""
+        firsts = {(one.topic, one.rises): one for one in reversed(predictions) if one is not None}
+        for kind, prediction in reversed(firsts.items()):
+            told = delayed, prediction
+            known = self._predicted.setdefault(kind, told)
+            if known is told or (prediction.topic not in self._tried and delayed >= known[0] and told != known):
+                self._predicted[kind] = told
                 self._write("prediction", prediction)
 
     def close(self) -> None:
