@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,10 +51,34 @@ def ask(folder: str, *words: str) -> dict[str, Any]:
     return found
 
 
+def steps_during(questioner: Callable[[], None], rank: int, after: int) -> Iterator[int]:
+    """Steps while rank 0's questioner runs, and ``after`` more: the same on all ranks."""
+    thread = threading.Thread(target=questioner, daemon=True)
+    if rank == 0:
+        thread.start()
+    last, step = -1, -1
+    while last < 0 or step < last:
+        step += 1
+        yield step
+        if last < 0 and step % 10 == 0:
+            over = torch.tensor(float(rank == 0 and not thread.is_alive()))
+            dist.all_reduce(over)
+            last = step + after if over else -1
+
+
 def train(
-    rank: int, folder: str, questions: list[list[str]], every: int = 100, after: int = 250, **options: Any
+    rank: int,
+    folder: str,
+    questions: list[list[str]],
+    every: int = 100,
+    after: int = 250,
+    then: int = 0,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Trains while rank 0 is asked one question after the other, and some steps more."""
+    """Trains while rank 0 is asked one question after the other, and some steps more.
+
+    ``then``: steps from where an answer holds to the next question.
+    """
     training, answers = Training(rank, options.pop("wrap", None)), list[dict[str, Any]]()
     sink = JsonlSink(folder) if rank == 0 else None
     schedule = options.pop("schedule", tiny_schedule(every_n_steps=every))
@@ -64,30 +89,22 @@ def train(
         time.sleep(1.5)  # until rank 0 listens
         for words in questions:
             answers.append(ask(folder, *words))
+            wait_until(lambda: not then or len(within) > (answers[-1].get("from_step") or 0) + then)
 
     within: list[bool] = []
-    last, step = -1, -1
     with (
         mock.patch.multiple(plans, _LEAD_S=LEAD_S, _LEAD_STEPS=LEAD_STEPS, LOOK_S=LOOK_S),
         captured_log(logging.INFO) as lines,
     ):
-        thread = threading.Thread(target=questioner, daemon=True)
-        if rank == 0:
-            thread.start()
-        while last < 0 or step < last:
-            step += 1
+        for step in steps_during(questioner, rank, after):
             with monitor.step(step):
                 training.step()
                 time.sleep(STEP_S)
                 within.append(monitor.in_window)
-            if last < 0 and step % 10 == 0:
-                over = torch.tensor(float(rank == 0 and not thread.is_alive()))
-                dist.all_reduce(over)
-                last = step + after if over else -1
         active = monitor.active
         monitor.close()
     return {
-        "within": within, "answers": answers, "digest": training.digest(), "steps": step + 1, "lines": lines,
+        "within": within, "answers": answers, "digest": training.digest(), "steps": len(within), "lines": lines,
         "active": active,
     }  # fmt: skip
 
@@ -113,17 +130,15 @@ def test_status_is_answered(tmp_path: Path) -> None:
 
 def test_all_ranks_follow_from_the_same_step_on_and_train_the_same(tmp_path: Path) -> None:
     questions = [["every=40"], ["stop"], ["window"], ["resume"]]
-    ranks = run_ranks(train, 2, str(tmp_path), questions, 400, timeout_s=TIMEOUT_S)
+    ranks = run_ranks(train, 2, str(tmp_path), questions, 400, 250, 100, timeout_s=TIMEOUT_S)
     every, stop, _, resume = ranks[0]["answers"]
     assert [answer["code"] for answer in ranks[0]["answers"]] == [0, 0, 2, 0]
     opened = opened_at(ranks[0]["within"])
     assert opened == opened_at(ranks[1]["within"])
-    frequent = [step for step in opened if every["from_step"] <= step < stop["from_step"]]
-    planned = list(range(every["from_step"], stop["from_step"], 40))
-    # While ranks vote on the stop, none opens a window: that may be one or two of these.
-    assert frequent[0] == planned[0]
-    assert set(frequent) <= set(planned)
-    assert len(frequent) >= len(planned) - 2
+    first = every["from_step"]
+    frequent = [step for step in opened if first <= step < stop["from_step"]]
+    assert frequent[:3] == [first, first + 40, first + 80]
+    assert {(step - first) % 40 for step in frequent} == {0}  # while ranks vote on the stop, none opens a window
     assert not [step for step in opened if stop["from_step"] <= step < resume["from_step"]]
     assert resume["from_step"] in opened
     assert [rank["digest"] for rank in ranks] == digests_without_library(ranks[0]["steps"])
@@ -240,12 +255,13 @@ def train_with_a_debug_server(rank: int, folder: str) -> dict[str, Any]:
 
 def test_torchs_debug_server_takes_requests_where_the_job_has_one(tmp_path: Path) -> None:
     ranks = run_ranks(train_with_a_debug_server, 2, str(tmp_path), timeout_s=TIMEOUT_S)
-    status, wrong, stop, _ = ranks[0]["answered"]
+    status, wrong, stop, at_the_end = ranks[0]["answered"]
     assert status[0] == 200
     assert "a window every 100 steps" in json.loads(status[1])["text"]
     assert wrong[0] == 400
     assert "REQUEST must be window" in wrong[1]
     assert json.loads(stop[1])["outcome"] in ("done", "refused")
+    assert at_the_end == (503, "nobody listens here: ask rank 0\n")
 
 
 def train_with_a_signal(rank: int, folder: str) -> dict[str, Any]:
@@ -253,8 +269,13 @@ def train_with_a_signal(rank: int, folder: str) -> dict[str, Any]:
     signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
 
     def strike(folder: str, *words: str) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(4.0)
+        """As ``ask``, on a busy machine again."""
+        with captured_log(logging.INFO) as lines:
+            for _ in range(5):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(4.0)
+                if any("a window opens at step" in line for line in lines):
+                    break
         return {}
 
     with mock.patch(f"{__name__}.ask", strike):
@@ -266,10 +287,11 @@ def train_with_a_signal(rank: int, folder: str) -> dict[str, Any]:
 @pytest.mark.nightly
 def test_a_signal_asks_for_a_window_and_reaches_the_users_handler(tmp_path: Path) -> None:
     ranks = run_ranks(train_with_a_signal, 2, str(tmp_path), timeout_s=TIMEOUT_S)
-    assert [rank["caught"] for rank in ranks] == [2, 1]
+    assert ranks[0]["caught"] >= 2
+    assert ranks[1]["caught"] == 1
     first, *asked = opened_at(ranks[0]["within"])
     assert first == 2
-    assert len(asked) == 1
+    assert len(asked) == 1, ranks[0]["lines"]
     assert opened_at(ranks[1]["within"]) == [first, *asked]
     assert any("asked from outside: window; a window opens at step" in line for line in ranks[0]["lines"])
 
@@ -359,24 +381,15 @@ def train_and_decide(rank: int, folder: str) -> dict[str, Any]:
             wait_until(condition)
             found["answers"].append(ask(folder, *words))
 
-    last, step = -1, -1
     with mock.patch.multiple(plans, _LEAD_S=LEAD_S, _LEAD_STEPS=LEAD_STEPS, LOOK_S=LOOK_S):
-        thread = threading.Thread(target=questioner, daemon=True)
-        if rank == 0:
-            thread.start()
-        while last < 0 or step < last:
-            step += 1
+        for step in steps_during(questioner, rank, 6 * EVERY):
             with monitor.step(step):
                 training.step()
                 sleeping.sleep()
                 found["arms"].append(sleeping.arm)
                 found["within"].append(monitor.in_window)
-            if last < 0 and step % 10 == 0:
-                over = torch.tensor(float(rank == 0 and not thread.is_alive()))
-                dist.all_reduce(over)
-                last = step + 6 * EVERY if over else -1
         monitor.close()
-    return {**found, "digest": training.digest(), "steps": step + 1, "left": sleeping.arm}
+    return {**found, "digest": training.digest(), "steps": len(found["within"]), "left": sleeping.arm}
 
 
 @pytest.mark.nightly

@@ -68,6 +68,8 @@ class Listener:
     def close(self, timeout_s: float) -> None:
         """Hear nothing more."""
         self._over.set()
+        if _served.get("desk") is self._desk:
+            _served.clear()
         number, is_main = self._signal_number or 0, threading.current_thread() is threading.main_thread()
         if self._previous is not None and is_main and signal.getsignal(number) == self._on_signal:
             signal.signal(number, self._previous)
