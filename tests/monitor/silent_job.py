@@ -1,6 +1,6 @@
-"""A job whose second rank, or whose store, falls silent.
+"""Jobs of which a rank, or the store, falls silent.
 
-``test_silence.py`` starts it once for each rank, in a process that ends as an interpreter ends. It prints how long its
+``test_silence.py`` starts one once for each rank, in a process that ends as an interpreter ends. It prints how long its
 steps and its ``close()`` took.
 """
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Schedule
+from overlap_callbacks.monitor.background import parts
 from overlap_callbacks.report.record import read
 from tests.margins import PATIENCE_S
 
@@ -29,6 +30,9 @@ NUM_STEPS = 200
 # again, however long a new connection takes.
 THAW_AT = 60
 _MAX_THAWED_S = 0.75 * PATIENCE_S
+# Of the job that loses a rank, in the third stretch of 128 steps: as in other jobs, a stretch takes longer than the
+# wait for a rank that is silent.
+STEP_S, KILLED_AT, PATIENT_S = 0.012, 300, 1.2
 
 
 def serve(port_file: Path) -> None:
@@ -85,3 +89,29 @@ def _may_end(what: str, record: Path, deadline_s: float) -> bool:
     if what != "store that goes on" or time.monotonic() > deadline_s:
         return True
     return any(window.complete and window.first_step > THAW_AT for window in read(record.parent).windows)
+
+
+def lose_a_rank(folder: Path) -> None:
+    """Rank 2 is killed between windows, while parts of steps are added up. It does not communicate with the others."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    others = dist.new_group([0, 1])
+    parts._TIMEOUT_S = PATIENT_S
+    monitor = OverlapMonitor(Schedule(every_n_steps=10**6, first_step=10**6), run_dir=folder, power=False)
+    longest_s, step, end_s, is_told, ends = 0.0, 0, time.monotonic() + PATIENCE_S, False, torch.zeros(1)
+    while not ends:
+        began_s = time.monotonic()
+        with monitor.step(step):
+            time.sleep(STEP_S)
+            if rank < 2:
+                ends.fill_(float(is_told))
+                dist.all_reduce(ends, group=others)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        if rank == 2 and step == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0 and step > KILLED_AT and step % 50 == 0:
+            is_told = sum([bool(stretch.silent) for stretch in read(folder).frontier]) > 1 or time.monotonic() > end_s
+        step += 1
+    began_s = time.monotonic()
+    monitor.close()
+    print(json.dumps({"longest_s": longest_s, "close_s": time.monotonic() - began_s}), flush=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.monitor.background import parts
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker
 from overlap_callbacks.monitor.background.reporter import SETTLE_S
@@ -18,8 +21,9 @@ from overlap_callbacks.monitor.background.store import Connection, Job, StoreCha
 from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.report.record import read
+from tests.commands import invoke
 from tests.distributed import captured_log, run_ranks
-from tests.interpreters import started
+from tests.interpreters import run_interpreters, started
 from tests.margins import PATIENCE_S
 from tests.monitor import silent_job
 from tests.monitor.jobs import Training, new_monitor, tiny_schedule, wait_until
@@ -60,6 +64,22 @@ def test_close_waits_for_the_given_time(tmp_path: Path) -> None:
     timeout_s = SETTLE_S + 3
     (first,), _ = run_job(tmp_path, "rank", timeout_s)
     assert timeout_s < first["close_s"] < DEFAULTS.report_timeout_s
+
+
+@pytest.mark.nightly
+def test_a_rank_that_is_killed_between_windows_is_told_and_holds_up_nothing(tmp_path: Path) -> None:
+    first, second, killed = run_interpreters(silent_job.lose_a_rank, 3, tmp_path, timeout_s=1.5 * PATIENCE_S)
+    assert (first.code, second.code, killed.code) == (0, 0, -signal.SIGKILL), f"{first}\n{second}\n{killed}"
+    for rank in (first, second):
+        found = json.loads(next(line for line in rank.output.splitlines() if line.startswith("{")))
+        assert found["longest_s"] < parts._TIMEOUT_S  # as long as the reporting thread waits for the killed rank
+        assert found["close_s"] < DEFAULTS.report_timeout_s
+    record = read(tmp_path)
+    whole, without = record.frontier[0], [stretch for stretch in record.frontier if stretch.silent]
+    assert (whole.num_ranks, whole.silent) == (3, ())
+    assert {(stretch.num_ranks, stretch.silent) for stretch in without} == {(2, (2,))}
+    assert min(stretch.last_step for stretch in without) >= silent_job.KILLED_AT
+    assert "at times without rank 2" in " ".join(invoke("show", str(tmp_path), "--all").stdout.split())
 
 
 def test_a_store_that_is_stopped_holds_up_neither_training_nor_the_end(tmp_path: Path) -> None:
