@@ -34,8 +34,9 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chr
 
 # Several files run at a time. Those that take minutes begin first, so that none is left alone at the end.
 _LONG = (
-    "integrations/test_megatron.py", "integrations/test_transformers.py", "integrations/test_pytorch_parallel.py",
-    "experiments/study", "cli/test_exit_codes.py", "test_examples.py", "integrations/test_arms.py",
+    "monitor/test_asked.py", "integrations/test_megatron.py", "monitor/test_deciding.py",
+    "integrations/test_transformers.py", "integrations/test_pytorch_parallel.py", "experiments/study",
+    "cli/test_exit_codes.py", "test_examples.py", "integrations/test_arms.py",
     "gpu/test_loopback_refusals.py", "monitor/test_silence.py", "cli/test_tune.py", "docs/test_site.py",
     "integrations/test_deepspeed.py", "integrations/test_quick.py", "integrations/test_deepspeed_engine.py",
     "integrations/test_predicted_messages.py", "integrations/test_megatron_native.py", "report/html/test_browser.py",

@@ -50,10 +50,7 @@ WINDOW = {**ONE_WINDOW, "repeats": 1, "steps_per_block": 2, "profiled_steps": 4,
 NUM_SMS, CTAS = 132, (8, 24, 66)
 RUNS = [(kind, ctas) for kind in ("ddp", "fsdp2") for ctas in CTAS]
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not ON_CPU, reason="test_loopback_device.py has it on a GPU"),
-]
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="test_loopback_device.py has it on a GPU")
 
 
 @dataclass(frozen=True)

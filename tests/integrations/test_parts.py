@@ -271,7 +271,6 @@ def times_in(part: str, vectors: StepVectors, moments_ns: Sequence[int]) -> dict
     return {place: int(vectors.parts_ns[row, PARTS.index(part)]) for place, row in rows.items()}
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "job", [*JOBS, *[pytest.param(job, marks=pytest.mark.nightly) for job in MORE_JOBS]], ids=lambda job: job.__name__

@@ -33,7 +33,6 @@ from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, new_monitor, tiny_schedule, wait_until
 from tests.monitor.test_deciding import EVERY, Sleeping
 
-pytestmark = pytest.mark.alone
 RANKS_LOAD = ["overlap_callbacks.monitor.window_runner", "overlap_callbacks.cli.ask", "click.testing"]
 STEP_S, TIMEOUT_S = 0.004, 180.0
 # Steps and seconds that all ranks have to hear of a plan; the product's would make the tests last minutes.
@@ -213,7 +212,7 @@ def train_on_a_hanging_file_system(rank: int, folder: str) -> dict[str, Any]:
     hangs = mock.patch.object(Mailbox, "take", side_effect=lambda: time.sleep(1000.0))
     with hangs:
         began_s = time.monotonic()
-        found = train(rank, folder, [["status", "--timeout", "3"]], after=20)
+        found = train(rank, folder, [["status", "--timeout", "3"]])
         return {**found, "took_s": time.monotonic() - began_s}
 
 

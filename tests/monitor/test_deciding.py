@@ -32,7 +32,6 @@ SEARCH = Keep(budget=1.0)
 # more windows to tell.
 EVERY, MOST_STEPS, TIMEOUT_S = 24, 2400, 180.0
 KEPT_STEPS = 20
-pytestmark = pytest.mark.alone
 RANKS_LOAD = ["overlap_callbacks.monitor.window_runner"]
 
 

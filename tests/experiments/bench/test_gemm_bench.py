@@ -133,7 +133,6 @@ def _known(product: _Product, calls: list[Range]) -> _Known | None:
     )
 
 
-@pytest.mark.alone
 def test_a_known_slowdown_is_reported_on_the_loopback_link() -> None:
     """By hand products are known from both sides: what they see themselves, and what their caller sees."""
     factor = 1.5
