@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.catalogue import every_figure
 from overlap_callbacks.cli import _BY_NAME
 from tests.browser import until
 from tests.docs.conftest import DOCS
@@ -104,6 +105,13 @@ def test_every_command_has_its_help_on_a_page(site: Path) -> None:
     for name in _BY_NAME:
         assert f"Usage: overlap {name} " in page
     assert "--max-exposed" in page
+
+
+def test_figures_have_unit_and_meaning_from_the_code(site: Path) -> None:
+    page = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", (site / "metrics.html").read_text())))
+    for figure in every_figure().values():
+        assert f"{figure.general_key} {f'{figure.unit} ' if figure.unit else ''}{figure.meaning}" in page, figure.key
+    assert "<!-- table" not in page
 
 
 def search(page: Any, words: str, expected: str) -> None:

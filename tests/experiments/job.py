@@ -8,6 +8,7 @@ import tempfile
 import time
 
 import torch
+import torch._dynamo  # DDP and optimizers load it: here once for both ranks
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

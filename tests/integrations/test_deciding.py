@@ -18,7 +18,6 @@ from tests.distributed import run_ranks
 from tests.integrations import parallel_jobs as jobs
 from tests.monitor.jobs import tiny_schedule
 
-RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 pytestmark = pytest.mark.alone
 
 # By how much a step as configured is longer than one with an arm turned.
