@@ -44,9 +44,10 @@ def test_the_table_holds_what_is_promised() -> None:
     for name, row in rows.items():
         assert row["jobs"] >= 1000, name
         if name.startswith(tuple(bench.WHEN_KEPT)):  # windows cannot tell; the job's pace does
-            assert row["given_up"] >= 0.9, name
+            assert row["given_up"] >= 0.95, name
+            assert row["behind"] <= bench.WRONG, name
             continue
-        assert row["behind"] <= 0.002, name  # the pace varies by 2 %
+        assert not row["behind"], name
         assert row["wrong"] <= bench.WRONG, name
         assert row["over_budget_s"] <= 0, name
         assert row["lost"] <= bench.WRONG, name
