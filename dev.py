@@ -82,11 +82,14 @@ def on_simulated_gpu(command: str, arguments: list[str]) -> int:
     python = set_up_simulated_gpu() / "python"
     if code := run(python, "-m", "tests.simulated_gpu.build"):
         return code
-    if command == "test" and all(argument.startswith("-") for argument in arguments):
-        arguments = [*SIMULATED_GPU_TESTS, "-m", "not nightly", *arguments]
     # Without these libraries this torch cannot even be imported. Only what runs below this process gets them.
     os.environ["LD_LIBRARY_PATH"] = str(HERE / "build" / "simulated_gpu" / "lib")
-    return run(python, "-m", "pytest" if command == "test" else "tests.campaign", *arguments)
+    if command == "campaign":
+        return run(python, "-m", "tests.campaign", *arguments)
+    if arguments and all(argument.startswith("-") for argument in arguments):
+        arguments = [*SIMULATED_GPU_TESTS, "-m", "not nightly", *arguments]
+    # A rank here computes on a device of its own: two files at a time keep two cores busy.
+    return run_tests((python, "-m", "pytest"), arguments, SIMULATED_GPU_TESTS, processes=2)
 
 
 def set_up_simulated_gpu() -> Path:
@@ -155,20 +158,23 @@ def set_up(extras: str, versions: str = "tested") -> Path:
     return bin_folder
 
 
-def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
-    """Run pytest with these arguments; without any, run all tests. Returns the exit code."""
+def run_tests(
+    pytest: tuple[object, ...], arguments: list[str], places: tuple[str, ...] = ("tests",), processes: int = 4
+) -> int:
+    """Run pytest with these arguments; without any, run all tests in these places. Returns the exit code."""
     if arguments:
         return run(*pytest, *arguments)
     # Tests wait for half of their time, for processes of theirs: four files at a time keep two cores busy. Those that
     # measure times run by themselves. What fails runs again: a test that needs that is one to mend, so it is named.
-    several = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+    several = ("-n", processes, "--dist", "loadfile", "--no-loadscope-reorder", *places)
     codes, repeated = [], []
-    for which, options in (("not alone and not nightly", several), ("alone and not nightly", files_marked("alone"))):
+    alone = files_marked("alone", places)
+    for which, options in (("not alone and not nightly", several), ("alone and not nightly", alone)):
         code = run(*pytest, "--durations", "25", "-m", which, *options)
         if code == 1:
             print("what failed runs again by itself", flush=True)
             failed = last_failed()
-            code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", "-m", which)
+            code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", "-m", which, *places)
             repeated += sorted(failed - last_failed())
         codes.append(code)
     if repeated:
@@ -182,9 +188,10 @@ def last_failed() -> set[str]:
     return set(json.loads(file.read_text())) if file.exists() else set()
 
 
-def files_marked(name: str) -> list[Path]:
-    """The test files that use a marker. To collect all tests for a few of them takes half a minute."""
-    return [file for file in sorted((HERE / "tests").rglob("test_*.py")) if f"mark.{name}" in file.read_text()]
+def files_marked(name: str, places: tuple[str, ...]) -> list[Path]:
+    """The test files in these folders that use a marker. To collect all tests for a few of them takes half a minute."""
+    files = [file for place in places for file in sorted((HERE / place).rglob("test_*.py"))]
+    return [file for file in files if f"mark.{name}" in file.read_text()]
 
 
 def run(*command: object) -> int:

@@ -99,6 +99,9 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert testing[1:] == ["-m", "pytest", *dev.SIMULATED_GPU_TESTS, "-m", "not nightly", "-x"]
     assert dev.os.environ["LD_LIBRARY_PATH"] == str(tmp_path / "build" / "simulated_gpu" / "lib")
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
+    _, several, alone = commands(dev, monkeypatch, "test", "--simulated-gpu")
+    assert several[several.index("--no-loadscope-reorder") + 1 :] == [*dev.SIMULATED_GPU_TESTS]
+    assert "alone and not nightly" in alone
 
 
 def test_the_simulated_gpu_installs_everything_but_cuda_in_addition_to_torch(dev: ModuleType) -> None:

@@ -78,6 +78,7 @@ def _train(rank: int, micro_batches: int) -> tuple[dict[str, int], Any, list[int
         return given, vectors, np.diff(begins).tolist(), unread
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_a_delay_on_the_device_appears_in_its_part_with_six_events_a_step(micro_batches: int) -> None:
     for given, vectors, events, unread in run_ranks(_train, 2, micro_batches, backend="", timeout_s=120):
