@@ -189,8 +189,9 @@ def last_failed() -> set[str]:
 
 
 def files_marked(name: str, places: tuple[str, ...]) -> list[Path]:
-    """The test files in these folders that use a marker. To collect all tests for a few of them takes half a minute."""
-    files = [file for place in places for file in sorted((HERE / place).rglob("test_*.py"))]
+    """The test files in these places that use a marker. To collect all tests for a few of them takes half a minute."""
+    paths = [HERE / place for place in places]
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("test_*.py")))]
     return [file for file in files if f"mark.{name}" in file.read_text()]
 
 

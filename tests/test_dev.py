@@ -102,6 +102,8 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     _, several, alone = commands(dev, monkeypatch, "test", "--simulated-gpu")
     assert several[several.index("--no-loadscope-reorder") + 1 :] == [*dev.SIMULATED_GPU_TESTS]
     assert "alone and not nightly" in alone
+    monkeypatch.setattr(dev, "HERE", ROOT)
+    assert ROOT / "tests" / "campaign" / "test_quick.py" in dev.files_marked("alone", dev.SIMULATED_GPU_TESTS)
 
 
 def test_the_simulated_gpu_installs_everything_but_cuda_in_addition_to_torch(dev: ModuleType) -> None:
