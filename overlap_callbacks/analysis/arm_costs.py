@@ -2,9 +2,10 @@
 
 An arm that is kept and turns slower costs before anybody can know. So it is turned on only while the budget, the
 dearest window, and what it has won bear twice the time in which all ranks go back: in that time it loses no more than
-that, however slow it is. All go back before it has lost more. What it has won is known in two ways: by what its windows
-say, and by the pace of the job with it and without. Windows cannot see an arm that loses where it is always on; the
-pace may change for reasons of the job's. The worse of both counts.
+that, however slow it is, but for the steps at which it is noticed. All go back before it has lost more, and it is
+checked before it is turned on again. What it has won is known in two ways: by what its windows say, and by the pace of
+the job with it and without. Windows cannot see an arm that loses where it is always on; the pace may change for reasons
+of the job's. The worse of both counts.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class KeptAccount:
 
     Attributes:
         stretch: the one under way.
-        was_used_up: whether a stretch has lost what it might, since the arm was last checked.
+        was_used_up: whether ranks went back before a window, since the arm was last checked; it stays off until then.
     """
 
     stretch: Stretch | None = None
@@ -186,9 +187,6 @@ class ArmCosts:
         self.training_s = now_s - self._began_s
         stretches = [one for one in (self._dropped, self._kept and self._kept.stretch) if one]
         is_on = any(stretch.on_s > 0 for stretch in stretches)
-        if self._dropped is not None:
-            self._spent_s += max(0.0, self._dropped.lost_s)
-            self._dropped = None
         before, self._last_look = self._last_look, (window, now_s, self._windows_s)
         if before is None or window <= before[0]:
             return None
@@ -200,6 +198,14 @@ class ArmCosts:
             self._pace.add(window, pace_s)
             return None
         return pace_s
+
+    def window_opens(self, speedup: float) -> None:
+        """Count what arms have cost that were on until now. ``speedup``: what windows say of the one that is kept."""
+        if self._dropped is not None:
+            self._spent_s += max(0.0, self._dropped.lost_s)
+            self._dropped = None
+        if self._kept is not None:
+            self._kept.end_stretch(speedup)
 
     # -- windows and trials
 
@@ -213,6 +219,8 @@ class ArmCosts:
         self._spent_s += max(0.0, cost_s)
         self.window_took(cost_s)
         self._dearest_s = max(self._dearest_s, cost_s)
+        if self._kept is not None and self._kept.stretch is not None:
+            self._kept.stretch.allowed_s = self.may_lose_s
 
     def window_took(self, cost_s: float) -> None:
         """Take a window's time off the pace."""
@@ -260,7 +268,9 @@ class ArmCosts:
         ``rate``, ``in_doubt``: as ``short_s``.
         """
         usual_s = self._pace.usual_s
-        if self._kept is None or usual_s is None or self.short_s(rate, in_doubt=in_doubt) > 0:
+        if self._kept is None or self._kept.was_used_up or usual_s is None:
+            return None
+        if self.short_s(rate, in_doubt=in_doubt) > 0:
             return None
         if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
             return None

@@ -124,10 +124,6 @@ class BestArm:
     paces_s: list[float] = field(default_factory=list)  # time from window to window while it is on, the last ones
 
     @property
-    def is_in_doubt(self) -> bool:
-        return self.watch.doubts or self.account.was_used_up
-
-    @property
     def rate(self) -> float:
         """Share of time that it loses should it turn as much slower as it was faster."""
         return math.expm1(self.watch.effect)

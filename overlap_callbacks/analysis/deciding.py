@@ -105,6 +105,7 @@ class Decider:
             asked: whether it is measured whatever the budget says and whether an arm is due, if one is left.
         """
         self.has_slowed(window, now_s)
+        self._costs.window_opens(self._shown)
         if asked and (left := self._due(window)[0] or [held.arm for held in self._all_held]):
             left[0].num_begun += 1
             return Choice(left[0].arm.name)
@@ -133,7 +134,7 @@ class Decider:
         """Time until a window or trial of an arm may begin. What the best arm may lose comes before those of others."""
         best, short_s = self._best, 0.0
         if best is not None and not self._is_held(arm):
-            short_s = self._costs.short_s(best.rate, in_doubt=best.is_in_doubt, cost_s=cost_s)
+            short_s = self._costs.short_s(best.rate, in_doubt=best.watch.doubts, cost_s=cost_s)
         return max(self._costs.unpaid_s(cost_s), short_s / self._budget)
 
     def has_slowed(self, window: int, now_s: float) -> bool:
@@ -143,15 +144,13 @@ class Decider:
 
     def turn_on(self, window: int) -> Stretch | None:
         """Begin a stretch with the kept arm after a window; None if it may not be turned on now."""
+        self._costs.window_opens(self._shown)
+        if (best := self._best) is not None and self._costs.is_refuted(best.arm.center):
+            self._leave_out(best.arm, Why.NOT_KEPT, window)
+            self._bring_back(best.arm)
+            self._settle(best.arm, window)
         best = self._best
-        if best is not None:
-            best.account.end_stretch(math.expm1(best.arm.center))
-            if self._costs.is_refuted(best.arm.center):
-                self._leave_out(best.arm, Why.NOT_KEPT, window)
-                self._bring_back(best.arm)
-                self._settle(best.arm, window)
-        best = self._best
-        return None if best is None else self._costs.turn_on(window, best.rate, in_doubt=best.is_in_doubt)
+        return None if best is None else self._costs.turn_on(window, best.rate, in_doubt=best.watch.doubts)
 
     def record(self, report: ArmReport | OverlapReport, cost_s: float | None) -> None:
         """Note the report of an arm's window, of sequential steps an ``OverlapReport``.
@@ -200,22 +199,26 @@ class Decider:
             self._costs.keep(None)
 
     @property
+    def _shown(self) -> float:
+        """The speed-up of the best arm by its windows."""
+        return 0.0 if self._best is None else math.expm1(self._best.arm.center)
+
+    @property
     def kept(self) -> str:
         """As ``Decision.kept``."""
         return self._best.arm.arm.name if self._keeps and self._best is not None else ""
 
     def decision(self) -> Decision:
         """What is decided so far."""
-        window, first_step = self._last
         left = self._left
         out = [arm.left_out for arm in self._arms.values() if arm.left_out is not None]
         return Decision(
-            window=window,
-            first_step=first_step,
+            window=self._last[0],
+            first_step=self._last[1],
             keeps=self._keeps,
             wrong=self._wrong,
             budget=self._budget,
-            cost_s=self._costs.spent_s,
+            cost_s=self._costs.owed_s + self._costs.spent_s,
             training_s=self._costs.training_s,
             best=self._winner(self._best),
             advised=self._winner(self._advised),
@@ -257,8 +260,6 @@ class Decider:
             if has_stopped:
                 self._leave_out(arm, Why.STOPPED, window)
                 self._bring_back(arm)
-            elif held.account.stretch is not None:
-                held.account.stretch.allowed_s = self._costs.may_lose_s
 
     def _settle(self, arm: ArmEvidence, window: int) -> None:
         """Leave out arms by what is known now that ``arm`` has another window, and choose the best."""
@@ -318,8 +319,7 @@ class Decider:
                 arm.left_out = None
 
     def _winner(self, held: BestArm | None) -> Winner | None:
-        speedup = None if held is None else self._pooled(held.arm)
-        if held is None or speedup is None:
+        if held is None or (speedup := self._pooled(held.arm)) is None:
             return None
         name = held.arm.arm.name
         return Winner(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.deciding import Turned
+from overlap_callbacks.analysis.arm_costs import ArmCosts, KeptAccount
 from overlap_callbacks.analysis.arms import SEQUENTIAL
 from overlap_callbacks.analysis.deciding import Decider
 from overlap_callbacks.analysis.decision_words import decision_in_words
@@ -282,11 +283,40 @@ def test_a_job_that_slows_down_is_checked_at_once() -> None:
         decider.record(report("fast", window, 0.1), COST_S)
     looks = []
     for late in range(1, 4):
-        choice = decider.choose(window + late, now_s + late * 1.4 * WINDOW_S, ARM_STEPS)
+        if (stretch := decider.turn_on(window + late - 1)) is not None:
+            stretch.windows, stretch.on_s = 1.0, 0.97 * WINDOW_S  # so it has lost nothing
+        choice = decider.choose(window + late, now_s + late * 0.97 * WINDOW_S, ARM_STEPS)
         looks.append(choice.arm)
         if choice.arm:
             break
     assert looks[-1] == "fast"
+
+
+def test_what_an_arm_has_lost_is_paid_before_it_is_checked_and_it_is_checked_before_it_is_on_again() -> None:
+    # The first trial compiles, and is the dearest: the arm may lose as much, which its next window must not cost too.
+    dearest_s, decider = 8.0, decider_of("fast")
+    now_s, own_s, turned, on = 0.0, 0.0, 0, []
+    for window in range(3000):
+        choice = decider.choose(window, now_s, ARM_STEPS)
+        if choice.trial:
+            decider.record_trial(choice.arm, 0.0, dearest_s if window == 0 else 0.1)
+            now_s += dearest_s if window == 0 else 0.1
+        elif choice.arm:
+            decider.record(report("fast", window, -1.0 if on else 0.1), 6.0 if on else 0.1)
+            now_s += 6.0 if on else 0.1
+        assert now_s - own_s <= BUDGET * now_s + dearest_s
+        stretch = decider.turn_on(window)
+        arm = Turned(decider.kept, stretch)
+        if arm.is_on:
+            on.append(window)
+        share = arm.share_of(50.0 * (math.e if on else 1.0))
+        now_s, own_s = now_s + 50.0 * (1 - share + share * math.e), own_s + 50.0
+        assert now_s - own_s <= BUDGET * now_s + dearest_s
+        turned += arm.is_on
+        if decider.decision().left_out:
+            break
+    assert turned <= 3
+    assert [one.why for one in decider.decision().left_out] == [Why.STOPPED]
 
 
 def test_few_windows_do_not_choose_an_arm_however_certain_each_seems() -> None:
@@ -371,6 +401,28 @@ def test_a_resumed_job_pays_first_for_what_the_earlier_start_owed() -> None:
     resumed = decider_of("fast", decided=owing)
     assert resumed.choose(0, 0.0, ARM_STEPS).wait_s == pytest.approx(7.0 / BUDGET)
     assert resumed.choose(2, 7.1 / BUDGET, ARM_STEPS).arm == "fast"
+
+
+def test_what_an_earlier_start_owed_is_told_until_it_is_paid() -> None:
+    decided = msgspec.structs.replace(decider_of("fast").decision(), cost_s=12.0, training_s=1000.0)
+    told = decider_of("fast", decided=decided).decision()
+    assert told.cost_s == pytest.approx(12.0 - BUDGET * 1000.0)
+    assert decider_of("fast", decided=told).choose(0, 0.0, ARM_STEPS).wait_s == pytest.approx(told.cost_s / BUDGET)
+
+
+def test_another_arms_window_takes_from_what_the_kept_one_may_lose() -> None:
+    costs = ArmCosts(BUDGET, NOTICE_S)
+    costs.keep(KeptAccount())
+    for window in range(10):
+        costs.look(window, window * WINDOW_S)
+    costs.begin("other", 0.0)
+    stretch = costs.turn_on(9, 0.05, in_doubt=False)
+    assert stretch is not None
+    before_s = stretch.allowed_s
+    costs.end("other", 30.0)  # the dearest, so it adds as much
+    costs.begin("other", 0.0)
+    costs.end("other", 30.0)
+    assert stretch.allowed_s < before_s
 
 
 def test_a_resumed_job_knows_what_the_windows_of_an_arm_cost() -> None:

@@ -82,6 +82,7 @@ def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_d
             window += 1
             clock.now_s += WINDOW_S
             deciding.stretch.on_s += WINDOW_S  # as the training thread notes
+            deciding.stretch.windows += 1
             assert not deciding.has_slowed(window)
         clock.now_s += (1.2 if slows else 1.0) * WINDOW_S
         assert deciding.has_slowed(window + 1) is slows
