@@ -350,7 +350,7 @@ class Keep:
     """For ``decide``: find the best arm in the live job, and keep it turned on between windows while it wins.
 
     Attributes:
-        budget: maximum fraction of training time that the search may cost, the dearest window excepted.
+        budget: maximum fraction of training time that the search and a kept arm may cost, but for the dearest window.
         wrong: maximum probability of a wrong verdict on any arm.
 
     Raises:

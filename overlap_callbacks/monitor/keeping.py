@@ -47,7 +47,7 @@ _LOOK_S, _LOOKS_PER_S = 0.2, 500
 _LOOKS_AHEAD = 10
 # The pace of so many steps is that of now.
 _RECENT = 3
-_SLOWER = "the job has slowed down by all that the arm wins"
+_SLOWER = "the job is too slow with it, or no longer keeps it"
 # Before any step; after all steps.
 _NOW, _FAR = -1, 2**62
 

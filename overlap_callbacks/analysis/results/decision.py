@@ -71,10 +71,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         left_out: arms that are not, in this order.
         would_show: the least speed-up that would be known by now for each arm of ``left``; None before its first
             interval.
-        cost_s: training time that all windows have cost so far, at the charged (upper) end; and what arms that were
-            kept and given up have cost beyond what they had won.
+        cost_s: training time that all windows have cost so far, at the charged (upper) end; what arms that were kept
+            have cost beyond what they had won; and what an earlier start had not paid for.
         training_s: training time since the first of them began.
-        budget: what windows cost, as a share of ``training_s``, at most, but for the dearest window.
+        budget: what all that costs, as a share of ``training_s``, at most, but for the dearest window.
     """
 
     window: int
