@@ -266,10 +266,9 @@ def _train(rank: int, parameters: Parameters, kind: str, numbers: Sequence[int],
         with contextlib.closing(job):
             for _ in range(WARM_UP):
                 _step(job)
-            own_ms = _step_ms(job, 5)
             for number in numbers:
                 draw = random.Random(f"{kind} {slow} {number}")
-                one = _drawn(job, kind, draw, slow, own_ms, rank)
+                one = _drawn(job, kind, draw, slow, rank)
                 found.append(one)
                 with (
                     _slowed(one, job, kind, rank),
@@ -287,8 +286,9 @@ def _next_step(job: Any) -> int:
     return int(job.engine.global_steps) if isinstance(job, Zero3) else 0
 
 
-def _drawn(job: Any, kind: str, draw: random.Random, slow: str, own_ms: float, rank: int) -> Drawn:
+def _drawn(job: Any, kind: str, draw: random.Random, slow: str, rank: int) -> Drawn:
     while True:
+        own_ms = _step_ms(job, 5)  # anew: where the host is late, it is so for a while
         held = job.held(draw.randrange(LAYERS), draw) if slow == "layer" else None
         one = Drawn(held, draw.randrange(2), FRAMEWORKS[kind] * 1e3 * draw.uniform(*EXTRA_MS))
         with _slowed(one, job, kind, rank):
