@@ -9,6 +9,7 @@ import pytest
 from tests.simulated_gpu import layers
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("kind", "slow"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,7 +67,11 @@ def measured(calls: Callable[[int, bool], list[Collective]], pending: Any = None
     steps = [
         replace(
             step,
-            log=StepLog((*LOG.collectives, *calls(step.profile_index, step.plan.mode is Mode.SEQUENTIAL)), 0, None),
+            log=StepLog(
+                (*copy.deepcopy(LOG.collectives), *calls(step.profile_index, step.plan.mode is Mode.SEQUENTIAL)),
+                0,
+                None,
+            ),
         )
         for step in window.steps
     ]
