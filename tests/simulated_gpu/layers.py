@@ -36,7 +36,7 @@ LAYERS, WIDTH, HEADS, WORDS, LENGTH, ROWS = 12, 64, 4, 1024, 16, 2
 # About a layer's parameters: each has its own bucket.
 BUCKET = 11 * WIDTH**2
 # What slows steps by less is hidden, and holds nothing up.
-LEAST_LONGER = 0.1
+LEAST_LONGER, MOST_DRAWS = 0.1, 50
 # Hosts' times are real. A device that is idle for a larger share of its steps waits for a host that is late, on a busy
 # machine: neither what was drawn nor its length is known then.
 MOST_IDLE = 0.1
@@ -287,7 +287,7 @@ def _next_step(job: Any) -> int:
 
 
 def _drawn(job: Any, kind: str, draw: random.Random, slow: str, rank: int) -> Drawn:
-    while True:
+    for _ in range(MOST_DRAWS):
         own_ms = _step_ms(job, 5)  # anew: where the host is late, it is so for a while
         held = job.held(draw.randrange(LAYERS), draw) if slow == "layer" else None
         one = Drawn(held, draw.randrange(2), FRAMEWORKS[kind] * 1e3 * draw.uniform(*EXTRA_MS))
@@ -296,6 +296,7 @@ def _drawn(job: Any, kind: str, draw: random.Random, slow: str, rank: int) -> Dr
             longer = _step_ms(job, 3) / own_ms - 1
         if longer >= LEAST_LONGER:
             return replace(one, longer=longer)
+    raise RuntimeError(f"none of {MOST_DRAWS} draws made a step longer: was the device built from these sources?")
 
 
 def _step(job: Any) -> None:
