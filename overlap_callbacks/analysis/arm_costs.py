@@ -25,8 +25,8 @@ _PACES = 8
 _OLD = 16
 # The job has another pace from so many deviations and this share on.
 _SHIFTED, _LEAST_SHIFT = 4.0, 0.03
-# By so many deviations of a window's distance steps may be longer for no reason, in all; the job as configured may be
-# faster than known by so many standard errors.
+# So many deviations of a window's distance may be lost for no reason. The job as configured may be so many standard
+# errors faster than it is known to be.
 _VARIES, _UNSURE = 4, 3
 # To refute what windows show: so many comparisons of paces, each over this part of a window's distance; how certain.
 _LEAST_RATIOS, _LEAST_ON, _CERTAIN = 4, 0.1, 0.99
@@ -44,7 +44,7 @@ class Stretch:
         own_s: what the job as configured takes from one window to the next.
         allowed_s: by how much longer than that these steps may take in all.
         notice_s: time that all ranks are given to go back.
-        must_end: whether they are to go back however long it takes.
+        must_end: whether they are to go back although it may lose more.
         windows: how many windows' distances have passed with the arm.
         on_s: how long they took.
     """
@@ -282,7 +282,7 @@ class ArmCosts:
 
     @property
     def may_lose_s(self) -> float:
-        """What a stretch may lose: not all that the arm has won, before it is checked again."""
+        """What a stretch may lose. That is not all that the arm has won: it is checked again before."""
         noise_s = self._pace.noise_s
         return min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * self._most_notice_s + _VARIES * noise_s)
 

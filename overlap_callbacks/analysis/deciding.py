@@ -63,7 +63,7 @@ class Decider:
 
     Args:
         arms: in the user's order; names are unique.
-        budget: share of training time that windows of arms may cost.
+        budget: share of training time that windows of arms, and the one that is kept, may cost.
         wrong: share of jobs in which an arm is chosen that is slower than the job as configured, at most.
         keeps: whether the best arm is turned on; otherwise it is recommended.
         least_notice_s: least time in which all ranks can go back from it.
