@@ -50,7 +50,6 @@ WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, an
 PACE_ERROR = 0.02  # by how much the time from window to window varies
 BUDGET, WRONG = 0.005, 0.05
 NOTICE_S, AT_ONCE_S = 2.0, 0.5  # least time until all ranks have turned an arm off; where rank 0 goes first
-PART_S = 0.25  # after each, what an arm has lost is looked at
 PATIENCE = 64
 SLOWS_DOWN = "four arms, the job slows down"  # by a tenth, for a reason of its own
 # Degrees of freedom of a recorded window's own error: 16 blocks, less a trend and the modes.
@@ -189,12 +188,12 @@ def replay(
     over_s, behind_s, kept, windows, next_window = -math.inf, -math.inf, "", 0, 0
     chosen: list[tuple[str, int, float]] = []
     kept_slots, given_up = [], []
-    turned = Turned()
+    turned = Turned("", None, EVERY_N_STEPS)
     for slot in range(SLOTS):
         if slot >= next_window:
-            choice = decider.choose(slot, now_s, ARM_STEPS)
+            choice = decider.choose(slot, now_s, ARM_STEPS, steps_apart=EVERY_N_STEPS)
             next_window = choice.next_window
-            turned = Turned(decider.kept, decider.turn_on(slot))
+            turned = Turned(decider.kept, decider.turn_on(slot), EVERY_N_STEPS)
         else:
             choice = Choice()
             if decider.has_slowed(slot, now_s):
@@ -238,11 +237,14 @@ def replay(
 
 
 class Turned:
-    """A stretch with an arm turned on, as a job's ranks have it: it ends some time after it was to."""
+    """A stretch with an arm turned on, as a job's ranks have it: it ends some time after it was to.
 
-    def __init__(self, arm: str = "", stretch: Stretch | None = None) -> None:
+    ``steps``: of a slot; after each, what the arm has lost is looked at.
+    """
+
+    def __init__(self, arm: str, stretch: Stretch | None, steps: int) -> None:
         self.arm = arm
-        self._stretch = stretch
+        self._stretch, self._steps = stretch, steps
         self._left_s = math.inf if stretch is not None else 0.0  # until it goes back
 
     @property
@@ -259,17 +261,18 @@ class Turned:
         stretch = self._stretch
         if stretch is None or self._left_s <= 0:
             return 0.0
-        began_s, windows, lost_s = stretch.on_s, stretch.windows, stretch.lost_s
+        began_s, windows, steps = stretch.on_s, stretch.windows, self._steps
+        was_used_up = stretch.is_used_up()
         stretch.on_s, stretch.windows = began_s + slot_s, windows + 1
-        if self._left_s == math.inf and not stretch.is_used_up() and lost_s <= stretch.allowed_s - stretch.notice_s:
+        if self._left_s == math.inf and not was_used_up and not stretch.is_used_up():
             return 1.0
-        parts = math.ceil(slot_s / PART_S)
-        for part in range(1, parts + 1):
-            stretch.on_s, stretch.windows = began_s + part * slot_s / parts, windows + part / parts
-            self._left_s -= slot_s / parts
+        stretch.on_s, stretch.windows = began_s, windows
+        for step in range(1, steps + 1):
+            stretch.has_trained(windows + step / steps, began_s + step * slot_s / steps)
+            self._left_s -= slot_s / steps
             if self._left_s <= 0:
-                return part / parts
-            if stretch.lost_s > stretch.allowed_s:
+                return step / steps
+            if stretch.must_end_now():
                 self._left_s = min(self._left_s, AT_ONCE_S)
             elif stretch.is_used_up():
                 self.end()

@@ -2,10 +2,12 @@
 
 An arm that is kept and turns slower costs before anybody can know. So it is turned on only while the budget, the
 dearest window, and what it has won bear twice the time in which all ranks go back: in that time it loses no more than
-that, however slow it is, but for the steps at which it is noticed. All go back before it has lost more, and it is
-checked before it is turned on again. What it has won is known in two ways: by what its windows say, and by the pace of
-the job with it and without. Windows cannot see an arm that loses where it is always on; the pace may change for reasons
-of the job's. The worse of both counts.
+that. All go back before it has lost more, and it is checked before it is turned on again. A step that has begun cannot
+be cut short, so that time is at least three steps as configured: an arm may turn three times slower at once.
+
+What it has won is known in two ways: by what its windows say, and by the pace of the job with it and without. Windows
+cannot see an arm that loses where it is always on; the pace may change for reasons of the job's. The worse of both
+counts.
 """
 
 from __future__ import annotations
@@ -16,20 +18,22 @@ from statistics import fmean, median, stdev
 
 from overlap_callbacks.analysis.statistics import t_quantile
 
-# Maximum time that all ranks are given to go back from a kept arm.
-_NOTICE_S = 10.0
-# The pace is known by so many times from window to window, and how much they vary.
-_PACES = 8
+# Maximum time that all ranks are given to go back from a kept arm, and the fewest steps as configured.
+_NOTICE_S, _NOTICE_STEPS = 10.0, 3
+# The pace is known by so many times from window to window, and how much they vary; by fewer at first. By chance, eight
+# may be much alike: so what they show falls by this factor at most.
+_PACES, _FIRST_PACES, _FADES = 8, 4, 0.9
 # After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
 # known anew.
 _OLD = 16
 # The job has another pace from so many deviations and this share on.
 _SHIFTED, _LEAST_SHIFT = 4.0, 0.03
-# So many deviations of a window's distance may be lost for no reason. The job as configured may be so many standard
-# errors faster than it is known to be.
-_VARIES, _UNSURE = 4, 3
-# To refute what windows show: so many comparisons of paces, each over this part of a window's distance; how certain.
-_LEAST_RATIOS, _LEAST_ON, _CERTAIN = 4, 0.1, 0.99
+# So many deviations of a window's distance may be lost for no reason, and won in a stretch.
+_VARIES, _BY_CHANCE = 4, 2
+# To refute what windows show: so many comparisons of paces, each over this part of a window's distance.
+_LEAST_RATIOS, _LEAST_ON = 4, 0.1
+# How certain that is, and what is known of the pace.
+_CERTAIN = 0.99
 # A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
 _UNHEARD = 4
 
@@ -38,8 +42,6 @@ _UNHEARD = 4
 class Stretch:
     """Steps with the kept arm turned on, between two windows: how long they take, and may take.
 
-    The training thread of rank 0 notes ``windows`` and ``on_s`` at each step.
-
     Attributes:
         own_s: what the job as configured takes from one window to the next.
         allowed_s: by how much longer than that these steps may take in all.
@@ -47,14 +49,24 @@ class Stretch:
         must_end: whether they are to go back although it may lose more.
         windows: how many windows' distances have passed with the arm.
         on_s: how long they took.
+        spread_s: by how much ``own_s`` varies from window to window.
+        step_lost_s: by how much longer the last step took than as configured.
     """
 
     own_s: float
     allowed_s: float
     notice_s: float
+    spread_s: float = 0.0
     must_end: bool = False
     windows: float = 0.0
     on_s: float = 0.0
+    step_lost_s: float = 0.0
+
+    def has_trained(self, windows: float, on_s: float) -> None:
+        """On the training thread of rank 0, after each step: ``windows`` and ``on_s`` are so now."""
+        before_s = self.lost_s
+        self.windows, self.on_s = windows, on_s
+        self.step_lost_s = max(0.0, self.lost_s - before_s)
 
     @property
     def lost_s(self) -> float:
@@ -63,7 +75,17 @@ class Stretch:
 
     def is_used_up(self) -> bool:
         """Whether it has lost what it may, or could while the ranks go back."""
-        return self.must_end or self.lost_s + self.notice_s > self.allowed_s
+        return self.must_end or self._lost_soon_s + self.notice_s > self.allowed_s
+
+    def must_end_now(self) -> bool:
+        """Whether it may not even lose what the last step lost twice more: before the next look, and until all know."""
+        return self._lost_soon_s > self.allowed_s
+
+    @property
+    def _lost_soon_s(self) -> float:
+        # What makes a window's distance shorter by chance is common to its steps.
+        chance_s = _BY_CHANCE * self.spread_s * min(self.windows, math.sqrt(self.windows))
+        return self.lost_s + chance_s + 2 * self.step_lost_s
 
 
 @dataclass(eq=False)
@@ -87,8 +109,13 @@ class KeptAccount:
 
     @property
     def won_s(self) -> float:
-        """Training time won; negative for a loss."""
-        return min(self._shown_s, self._paced_s)
+        """Training time that it has won at least."""
+        return max(0.0, min(self._shown_s, self._paced_s))
+
+    @property
+    def lost_s(self) -> float:
+        """Training time that it has lost."""
+        return max(0.0, -min(self._shown_s, self._paced_s))
 
     def end_stretch(self, speedup: float) -> None:
         """Add a stretch. ``speedup``: what windows say."""
@@ -129,8 +156,8 @@ class _Pace:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is known by one time only."""
-        return len(self._times_s) < 2
+        """Whether too few times are known."""
+        return len(self._times_s) < (2 if math.isfinite(self.noise_s) else _FIRST_PACES)
 
     @property
     def last_s(self) -> float | None:
@@ -141,9 +168,17 @@ class _Pace:
         return median(self._times_s) if self._times_s else None
 
     @property
-    def error_s(self) -> float:
-        """Standard error."""
-        return self.noise_s / math.sqrt(max(1, len(self._times_s)))
+    def unsure_s(self) -> float:
+        """By how much faster the job as configured may be, if the pace is not new."""
+        number = len(self._times_s)
+        degrees = (_PACES if math.isfinite(self.noise_s) else number) - 1
+        return float(t_quantile(degrees, _CERTAIN)) * self.spread_s / math.sqrt(number)
+
+    @property
+    def spread_s(self) -> float:
+        """By how much it varies, known or not."""
+        latest_s = stdev(self._times_s) if len(self._times_s) > 1 else 0.0
+        return max(latest_s, self.noise_s) if math.isfinite(self.noise_s) else latest_s
 
     def add(self, window: int, time_s: float) -> None:
         usual_s = self.usual_s
@@ -151,7 +186,8 @@ class _Pace:
             self._times_s = []  # the job has another pace now
         self._times_s, self.window = [*self._times_s[1 - _PACES :], time_s], window
         if len(self._times_s) == _PACES:
-            self.noise_s = stdev(self._times_s)
+            faded_s = _FADES * self.noise_s if math.isfinite(self.noise_s) else 0.0
+            self.noise_s = max(stdev(self._times_s), faded_s)
 
 
 class ArmCosts:
@@ -161,8 +197,8 @@ class ArmCosts:
     """
 
     def __init__(self, budget: float, least_notice_s: float) -> None:
-        self._budget = budget
-        self._least_notice_s, self._most_notice_s = least_notice_s, max(_NOTICE_S, least_notice_s)
+        self._budget, self._told_after_s = budget, least_notice_s
+        self.steps_apart = math.inf  # steps from one window to the next, once known
         self.training_s = 0.0
         self.owed_s = 0.0  # of an earlier start: what its training had not paid for
         self.base_s = 0.0  # what any window costs, whatever its arm; 0 before the first
@@ -179,14 +215,24 @@ class ArmCosts:
     @property
     def spent_s(self) -> float:
         """By windows, trials, and arms that were kept beyond what they had won."""
-        return self._spent_s + (0.0 if self._kept is None else max(0.0, -self._kept.won_s))
+        return self._spent_s + (0.0 if self._kept is None else self._kept.lost_s)
+
+    @property
+    def cost_s(self) -> float:
+        """That, what the arm that is on has lost until now, and what an earlier start had not paid for."""
+        won_s = 0.0 if self._kept is None else self._kept.won_s
+        return self.owed_s + self.spent_s + max(0.0, sum([stretch.lost_s for stretch in self._under_way]) - won_s)
+
+    @property
+    def _under_way(self) -> list[Stretch]:
+        kept = None if self._kept is None else self._kept.stretch
+        return [stretch for stretch in (self._dropped, kept) if stretch is not None]
 
     def look(self, window: int, now_s: float) -> float | None:
         """Note the time at a window. Returns that since the last look, by window, if the kept arm was on meanwhile."""
         self._began_s = now_s if self._began_s is None else self._began_s
         self.training_s = now_s - self._began_s
-        stretches = [one for one in (self._dropped, self._kept and self._kept.stretch) if one]
-        is_on = any(stretch.on_s > 0 for stretch in stretches)
+        is_on = any([stretch.on_s > 0 for stretch in self._under_way])
         before, self._last_look = self._last_look, (window, now_s, self._windows_s)
         if before is None or window <= before[0]:
             return None
@@ -275,16 +321,20 @@ class ArmCosts:
         if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
             return None
         allowed_s = self.may_lose_s
-        notice_s = min(self._most_notice_s, max(self._least_notice_s, allowed_s / 2))
-        own_s = usual_s - min(_UNSURE * self._pace.error_s, rate * usual_s)
-        self._kept.stretch = Stretch(own_s, allowed_s, notice_s)
+        notice_s = min(max(_NOTICE_S, self._least_notice_s), max(self._least_notice_s, allowed_s / 2))
+        own_s = max(0.0, usual_s - self._pace.unsure_s)
+        self._kept.stretch = Stretch(own_s, allowed_s, notice_s, self._pace.spread_s)
         return self._kept.stretch
 
     @property
     def may_lose_s(self) -> float:
         """What a stretch may lose. That is not all that the arm has won: it is checked again before."""
-        noise_s = self._pace.noise_s
-        return min(self.allowed_s - min(noise_s, self._least_notice_s / 2), 2 * self._most_notice_s + _VARIES * noise_s)
+        noise_s, notice_s = self._pace.noise_s, self._least_notice_s
+        return min(self.allowed_s - min(noise_s, notice_s / 2), 2 * max(_NOTICE_S, notice_s) + _VARIES * noise_s)
+
+    @property
+    def _least_notice_s(self) -> float:
+        return max(self._told_after_s, _NOTICE_STEPS * (self._pace.usual_s or 0.0) / self.steps_apart)
 
     def short_s(self, rate: float, *, in_doubt: bool, cost_s: float = 0.0) -> float:
         """What is missing for the kept arm to be turned on; 0 if nothing is.
@@ -303,6 +353,6 @@ class ArmCosts:
     @property
     def allowed_s(self) -> float:
         """What the kept arm may lose now: budget, dearest window and its gains, less what is spent and being spent."""
-        won_s = 0.0 if self._kept is None else max(0.0, self._kept.won_s)
+        won_s = 0.0 if self._kept is None else self._kept.won_s
         spent_s = self.owed_s + self.spent_s + sum(self._begun.values())
         return self._budget * self.training_s + self._dearest_s + won_s - spent_s

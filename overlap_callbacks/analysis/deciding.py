@@ -95,15 +95,19 @@ class Decider:
         self._last = 0, 0  # the last window that led to something, and its first step
         self._resume(earlier, decided)
 
-    def choose(self, window: int, now_s: float, arm_steps: int, *, asked: bool = False) -> Choice:
+    def choose(
+        self, window: int, now_s: float, arm_steps: int, *, steps_apart: float = math.inf, asked: bool = False
+    ) -> Choice:
         """What a window that could begin now measures. If that is an arm, its window or trial counts as begun.
 
         Args:
             window: its number.
             now_s: time on a clock that does not go back.
             arm_steps: steps with the arm in a whole window.
+            steps_apart: steps from one window to the next, if known.
             asked: whether it is measured whatever the budget says and whether an arm is due, if one is left.
         """
+        self._costs.steps_apart = steps_apart
         self.has_slowed(window, now_s)
         self._costs.window_opens(self._shown)
         if asked and (left := self._due(window)[0] or [held.arm for held in self._all_held]):
@@ -218,7 +222,7 @@ class Decider:
             keeps=self._keeps,
             wrong=self._wrong,
             budget=self._budget,
-            cost_s=self._costs.owed_s + self._costs.spent_s,
+            cost_s=self._costs.cost_s,
             training_s=self._costs.training_s,
             best=self._winner(self._best),
             advised=self._winner(self._advised),
@@ -305,9 +309,8 @@ class Decider:
         self._best.others_before = min(self._best.others_before, num_windows)
         if num_windows - self._best.others_before < self._best.num_windows:
             return
-        for arm in self._left:
-            if not self._is_held(arm):
-                self._leave_out(arm, Why.NOT_AHEAD, window, than=self._best.arm.arm.name)
+        for arm in [arm for arm in self._left if not self._is_held(arm)]:
+            self._leave_out(arm, Why.NOT_AHEAD, window, than=self._best.arm.arm.name)
 
     def _leave_out(self, arm: ArmEvidence, why: Why, window: int, *, than: str = "", reason: str = "") -> None:
         arm.left_out = LeftOut(arm.arm.name, window, why, len(arm.windows), self._pooled(arm), than, reason)
@@ -321,10 +324,8 @@ class Decider:
     def _winner(self, held: BestArm | None) -> Winner | None:
         if held is None or (speedup := self._pooled(held.arm)) is None:
             return None
-        name = held.arm.arm.name
-        return Winner(
-            name, held.since, len(held.arm.windows), speedup, self._lines.get(name, ""), held.arm.why_not_kept
-        )
+        arm, name = held.arm, held.arm.arm.name
+        return Winner(name, held.since, len(arm.windows), speedup, self._lines.get(name, ""), arm.why_not_kept)
 
     def _pooled(self, arm: ArmEvidence) -> Estimate | None:
         return pool_changes(arm.windows, self._pooling)
@@ -339,8 +340,7 @@ class Decider:
                 self._costs.window_costs(arm.costs_s[-1])
             if arm is not None and arm.arm.name not in anew:
                 arm.add(_speedup_of(report), self._pooling)
-        if decided is not None:
-            self._costs.owed_s = max(0.0, decided.cost_s - decided.budget * decided.training_s)
+        self._costs.owed_s = 0.0 if decided is None else decided.owed_s
         for name, one in before.items():
             if name in self._arms and name not in anew and one.why is not Why.UNMEASURED and one.than not in anew:
                 self._arms[name].left_out = one

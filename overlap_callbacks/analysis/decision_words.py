@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_decimals, count, listed
 from overlap_callbacks.analysis.results.decision import Decision, LeftOut, Why, Winner
+from overlap_callbacks.analysis.status_words import time_in_words
 
 _WHY = {
     Why.SLOWER: "slower than the job as configured",
@@ -17,7 +18,7 @@ _WHY = {
 
 
 def decision_in_words(decision: Decision) -> str:
-    """The best arm, how sure that is, and what to put into the job; which arms are left, and which are not, and why."""
+    """The best arm, how sure that is, and what to put into the job; which arms are left and which not; the cost."""
     best, advised = decision.best, decision.advised
     said = [] if best is None else [_winner_in_words(best, kept=decision.keeps)]
     if advised is not None and (best is None or advised.speedup.value > best.speedup.value):
@@ -31,11 +32,15 @@ def decision_in_words(decision: Decision) -> str:
     out = [f"{one.arm} ({why_in_words(one)})" for one in decision.left_out]
     if out:
         said.append(f"no longer measured: {listed(out)}")
+    if decision.training_s > 0:
+        cost, training = PLAIN.quantity(decision.cost_s, "s"), time_in_words(decision.training_s)
+        budget = PLAIN.percent(decision.budget)
+        said.append(f"arms cost {cost} in {training} of training so far, of {budget} and the dearest window allowed")
     return "; ".join(said)
 
 
 def _winner_in_words(winner: Winner, *, kept: bool) -> str:
-    what = "is turned on between windows" if kept else "is recommended"
+    what = "is turned on between windows, as the budget allows" if kept else "is recommended"
     if winner.caution:
         what = f"is only recommended ({winner.caution})"
     line = f"; to have it in all steps: {winner.line}" if winner.line else ""

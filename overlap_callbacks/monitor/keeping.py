@@ -169,8 +169,8 @@ class Keeping:
     def _count(self, stretch: Stretch, step: int) -> None:
         (first_step, since_s), now_s = self._turned_on, self._training_s
         self._begins_s.append(now_s)
-        stretch.windows, stretch.on_s = (step - first_step) / self._steps_per_window, now_s - since_s
-        if stretch.lost_s > stretch.allowed_s:  # steps became so much slower that the ranks were told too late
+        stretch.has_trained((step - first_step) / self._steps_per_window, now_s - since_s)
+        if stretch.must_end_now():  # steps became so much slower that the ranks would be told too late
             self._end(_SLOWER)
         elif stretch.is_used_up():
             self.has_slowed(step)

@@ -362,6 +362,7 @@ class WindowRunner(StepRunner):
             bound = BoundArm(Sequential(), None) if names else None
             if session.deciding is not None:
                 session.deciding.available, session.deciding.paused_s = names, self._keeping.paused_s
+                session.deciding.steps_apart = self.course.schedule.steps_per_number
         if session is None or bound is None:
             return
         self.num_opened += 1

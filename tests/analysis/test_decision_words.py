@@ -14,8 +14,8 @@ def decision(**fields: object) -> Decision:
         "keeps": True,
         "wrong": 0.05,
         "budget": 0.005,
-        "cost_s": 1.0,
-        "training_s": 9.0,
+        "cost_s": 0.0,
+        "training_s": 0.0,
     }
     return Decision(**{**made, **fields})
 
@@ -25,9 +25,10 @@ SLOW = LeftOut("slow", 4, Why.BEHIND, 1, None, "fast")
 
 
 def test_an_arm_that_is_kept_has_its_gain_its_certainty_and_its_line() -> None:
-    assert decision_in_words(decision(best=FAST, left=("fast",), left_out=(SLOW,))) == (
-        "fast is turned on between windows, with a speed-up of +4.8% (+3.1% to +6.6%) over 6 windows; "
-        "to have it in all steps: fast(); no longer measured: slow (slower than fast)"
+    assert decision_in_words(decision(best=FAST, left=("fast",), left_out=(SLOW,), cost_s=1.234, training_s=240.0)) == (
+        "fast is turned on between windows, as the budget allows, with a speed-up of +4.8% (+3.1% to +6.6%) over 6 "
+        "windows; to have it in all steps: fast(); no longer measured: slow (slower than fast); "
+        "arms cost 1.23 s in 4 min of training so far, of 0.5% and the dearest window allowed"
     )
 
 

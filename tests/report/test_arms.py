@@ -122,7 +122,7 @@ def test_a_decision_is_read_back_and_shown_with_the_arms_that_are_left_out(tmp_p
     record = read(tmp_path)
     assert record.decision == decision
     (section,) = arms(record)
-    assert "prefetch_2_2 is turned on between windows" in section.answer
+    assert "prefetch_2_2 is turned on between windows, as the budget allows" in section.answer
     assert "turn_on()" in section.answer
     (table,) = [block for block in section.blocks if isinstance(block, Table) and block.title == "No longer measured"]
     assert [cell.text for cell in table.rows[0]][:2] == ["no_reshard", "slower than prefetch_2_2"]

@@ -71,7 +71,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         left_out: arms that are not, in this order.
         would_show: the least speed-up that would be known by now for each arm of ``left``; None before its first
             interval.
-        cost_s: training time that all windows have cost so far, at the charged (upper) end; what arms that were kept
+        cost_s: training time that all windows have cost so far, at the charged (upper) end; what arms that are kept
             have cost beyond what they had won; and what an earlier start had not paid for.
         training_s: training time since the first of them began.
         budget: what all that costs, as a share of ``training_s``, at most, but for the dearest window.
@@ -94,6 +94,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def kept(self) -> str:
         """The arm that is to be turned on between windows; empty for the user's own setting."""
         return self.best.arm if self.keeps and self.best is not None else ""
+
+    @property
+    def owed_s(self) -> float:
+        """What training has not paid for yet."""
+        return max(0.0, self.cost_s - self.budget * self.training_s)
 
     def is_news(self, before: Decision | None) -> bool:
         """Whether it says something else than the decision before it, apart from figures."""

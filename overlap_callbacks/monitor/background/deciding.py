@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -59,9 +60,11 @@ class Deciding:
         self._keep, self._keeps, self._least_notice_s = keep, keeps, least_notice_s
         self._arms = {arm.name: arm for arm in arms}
         self._now_s = now_s
-        # Set by the training thread before ``choose``: arms that the job can have, and for how long it did not train.
+        # Set by the training thread before ``choose``: arms that the job can have, for how long it did not train, and
+        # steps from one window to the next.
         self.available: tuple[str, ...] = ()
         self.paused_s = 0.0
+        self.steps_apart = math.inf
         self.stretch: Stretch | None = None  # of the arm that ``kept`` named
         self._lock = threading.Lock()
         self._is_open = threading.Event()
@@ -129,7 +132,7 @@ class Deciding:
             for name in [name for name in self._arms if name not in self.available]:
                 self._decider.leave_out(name, window, "this job cannot have it")
             self._arms = {name: arm for name, arm in self._arms.items() if name in self.available}
-            choice = self._decider.choose(window, now_s, arm_steps, asked=asked)
+            choice = self._decider.choose(window, now_s, arm_steps, steps_apart=self.steps_apart, asked=asked)
             before, self._asked = self._asked, (window, now_s)
         if choice.arm:
             self._awaited = window if self._awaited is None else self._awaited
@@ -177,16 +180,22 @@ class Deciding:
             self._same_order.discard(name)
             self._decider.cannot_keep(name)
 
-    def news(self) -> Decision | None:
-        """The decision, if it says something else than the last one."""
+    def news(self, *, job_ends: bool = False) -> tuple[Decision | None, bool]:
+        """The decision, if the record does not have it, and whether it says something else than the last one.
+
+        The record has it too if more is owed than it says: should the job be killed, its next start must pay for that.
+        ``job_ends``: it has it in any case, if arms were measured.
+        """
         with self._lock:
             if self._decider is None:
-                return None
-            decision = self._decider.decision()
-            if not decision.is_news(self._said):
-                return None
+                return None, False
+            decision, before = self._decider.decision(), self._said
+            is_news = decision.is_news(before)
+            owes_more = before is not None and decision.owed_s > before.owed_s
+            if not (is_news or owes_more or (job_ends and decision.training_s > 0)):
+                return None, False
             self._said = decision
-            return decision
+            return decision, is_news
 
 
 def _skip(reason: str, next_window: int = 0) -> Skip:

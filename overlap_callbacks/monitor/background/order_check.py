@@ -244,7 +244,8 @@ class OrderChecker:
                 if skip is None:
                     asked = self._budget.is_exempt(check.window)
                     chosen, skip = deciding.choose(check.window, check.arm_steps, asked=asked)
-                keep = "" if slowed else deciding.kept(check.window)
+                kept = deciding.kept(check.window)  # what the arm has lost until now counts in any case
+                keep = "" if slowed else kept
             check.ruling = check_order(
                 self.exchange,
                 check.key,

@@ -328,11 +328,12 @@ class Reporter:
             self._deciding.record(report, charged_s)
             self._tell_decision()
 
-    def _tell_decision(self) -> None:
-        """Say what was decided, if it is news."""
-        decision = None if self._deciding is None else self._deciding.news()
-        if decision is not None:
+    def _tell_decision(self, *, job_ends: bool = False) -> None:
+        """Say what was decided, if it is news, and keep it."""
+        decision, is_news = (None, False) if self._deciding is None else self._deciding.news(job_ends=job_ends)
+        if decision is not None and is_news:
             Notices.announce(f"decision on the arms: {decision_in_words(decision)} [OC142]")
+        if decision is not None:
             self._open_sinks()
             self._sinks.decision(decision)
 
@@ -400,6 +401,7 @@ class Reporter:
     def _close_sinks(self) -> None:
         if not self._closed:
             self._closed = True
+            self._tell_decision(job_ends=True)
             if self._opened and self._watching is not None:
                 self._watching.close(self._sinks)
             self._sinks.close(self._close_by - time.monotonic())

@@ -81,9 +81,53 @@ def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_d
         for _ in range(2):
             window += 1
             clock.now_s += WINDOW_S
-            deciding.stretch.on_s += WINDOW_S  # as the training thread notes
-            deciding.stretch.windows += 1
+            stretch = deciding.stretch
+            stretch.has_trained(stretch.windows + 1, stretch.on_s + WINDOW_S)  # as the training thread notes
             assert not deciding.has_slowed(window)
         clock.now_s += (1.2 if slows else 1.0) * WINDOW_S
         assert deciding.has_slowed(window + 1) is slows
         assert (deciding.choose(window + 1, ARM_STEPS)[0] is not None) is slows  # checked at once
+
+
+def test_the_record_has_a_decision_again_once_more_is_owed_and_when_the_job_ends() -> None:
+    clock = Clock()
+    deciding, window = deciding_at(clock)
+    first, is_news = deciding.news()
+    assert first is not None
+    assert is_news
+    assert deciding.news() == (None, False)
+    clock.now_s = (window - 1) * WINDOW_S
+    deciding.choose(window, ARM_STEPS, asked=True)
+    deciding.record(report(window, same_order=True), 1.0)
+    assert deciding.news() == (None, False)  # training has paid for it
+    deciding.choose(window, ARM_STEPS, asked=True)
+    deciding.record(report(window, same_order=True), 1000.0)
+    second, is_news = deciding.news()
+    assert second is not None
+    assert second.owed_s > first.owed_s == 0
+    assert not is_news  # which would be said again
+    third, is_news = deciding.news(job_ends=True)
+    assert third == second
+    assert not is_news
+    nothing = Deciding(Keep(), keeps=True, arms=[], least_notice_s=0.5, now_s=clock)
+    assert nothing.news(job_ends=True) == (None, False)
+
+
+def test_what_the_arm_that_is_on_has_lost_is_told_before_its_stretch_ends() -> None:
+    deciding, window = deciding_at(Clock())
+    assert deciding.kept(window) == "fast"
+    deciding.news()
+    assert deciding.stretch is not None
+    deciding.stretch.has_trained(0.0, 1000.0)
+    told, _ = deciding.news()
+    assert told is not None
+    assert told.owed_s > 0
+
+
+def test_steps_that_are_long_need_more_room_for_the_arm() -> None:
+    clock = Clock()
+    deciding, window = deciding_at(clock)
+    deciding.steps_apart = 10
+    clock.now_s = window * WINDOW_S
+    deciding.choose(window, ARM_STEPS)
+    assert deciding.kept(window) == ""  # two times three steps of 100 s
