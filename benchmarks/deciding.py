@@ -182,7 +182,9 @@ def replay(
     """
     when_kept = {**effects, **(when_kept or {})}
     arms = {name: ComparedArm(name, equal_results=True) for name in effects}
-    decider = Decider(list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True, least_notice_s=NOTICE_S)
+    decider = Decider(
+        list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True, least_notice_s=NOTICE_S, steps_apart=EVERY_N_STEPS
+    )
     drawn = rng.integers(0, len(errors.value), SLOTS)
     now_s = own_s = cost_s = dearest_s = 0.0
     over_s, behind_s, kept, windows, next_window = -math.inf, -math.inf, "", 0, 0
@@ -191,7 +193,7 @@ def replay(
     turned = Turned("", None, EVERY_N_STEPS)
     for slot in range(SLOTS):
         if slot >= next_window:
-            choice = decider.choose(slot, now_s, ARM_STEPS, steps_apart=EVERY_N_STEPS)
+            choice = decider.choose(slot, now_s, ARM_STEPS)
             next_window = choice.next_window
             turned = Turned(decider.kept, decider.turn_on(slot), EVERY_N_STEPS)
         else:

@@ -7,7 +7,7 @@ be cut short, so that time is at least three steps as configured: an arm may tur
 
 What it has won is known in two ways: by what its windows say, and by the pace of the job with it and without. Windows
 cannot see an arm that loses where it is always on; the pace may change for reasons of the job's. The worse of both
-counts.
+counts. Neither shows an arm that turns slower just when the job turns faster by as much, until it is checked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _PACES, _FIRST_PACES, _FADES = 8, 4, 0.9
 # After so many windows with a kept arm, it stays off from a check to the next window, so that the pace without it is
 # known anew.
 _OLD = 16
-# The job has another pace from so many deviations and this share on.
-_SHIFTED, _LEAST_SHIFT = 4.0, 0.03
+# The job has another pace from so many deviations and this share on. One of the first eight is no pace of the job's
+# (it compiled, or read a file anew) from so many deviations of the others on.
+_SHIFTED, _LEAST_SHIFT, _OUTLYING = 4.0, 0.03, 6.0
 # So many deviations of a window's distance may be lost for no reason, and won in a stretch.
 _VARIES, _BY_CHANCE = 4, 2
 # To refute what windows show: so many comparisons of paces, each over this part of a window's distance.
@@ -50,7 +51,8 @@ class Stretch:
         windows: how many windows' distances have passed with the arm.
         on_s: how long they took.
         spread_s: by how much ``own_s`` varies from window to window.
-        step_lost_s: by how much longer the last step took than as configured.
+        step_lost_s: by how much longer each of the last two steps took than as configured. One may be long by itself,
+            for a checkpoint.
     """
 
     own_s: float
@@ -61,12 +63,14 @@ class Stretch:
     windows: float = 0.0
     on_s: float = 0.0
     step_lost_s: float = 0.0
+    _last_s: float = 0.0
 
     def has_trained(self, windows: float, on_s: float) -> None:
         """On the training thread of rank 0, after each step: ``windows`` and ``on_s`` are so now."""
-        before_s = self.lost_s
+        before_s, last_s = self.lost_s, self._last_s
         self.windows, self.on_s = windows, on_s
-        self.step_lost_s = max(0.0, self.lost_s - before_s)
+        self._last_s = max(0.0, self.lost_s - before_s)
+        self.step_lost_s = min(last_s, self._last_s)
 
     @property
     def lost_s(self) -> float:
@@ -78,8 +82,13 @@ class Stretch:
         return self.must_end or self._lost_soon_s + self.notice_s > self.allowed_s
 
     def must_end_now(self) -> bool:
-        """Whether it may not even lose what the last step lost twice more: before the next look, and until all know."""
+        """Whether it may not even lose what a step loses twice more: before the next look, and until all know."""
         return self._lost_soon_s > self.allowed_s
+
+    @property
+    def cost_s(self) -> float:
+        """What it lost in all: the other ranks have the arm for another step if they are told no sooner."""
+        return self.lost_s + (self.step_lost_s if self.must_end_now() else 0.0)
 
     @property
     def _lost_soon_s(self) -> float:
@@ -94,7 +103,7 @@ class KeptAccount:
 
     Attributes:
         stretch: the one under way.
-        was_used_up: whether ranks went back before a window, since the arm was last checked; it stays off until then.
+        was_used_up: whether a stretch was, since the arm was last checked; it stays off until then.
     """
 
     stretch: Stretch | None = None
@@ -122,7 +131,7 @@ class KeptAccount:
         stretch, self.stretch = self.stretch, None
         if stretch is not None:
             self._shown_s += speedup * stretch.on_s
-            self._paced_s -= stretch.lost_s
+            self._paced_s -= stretch.cost_s
             self._windows += stretch.windows
             self._on_s += stretch.on_s
             self.was_used_up = self.was_used_up or stretch.is_used_up()
@@ -152,7 +161,7 @@ class _Pace:
     def __init__(self) -> None:
         self._times_s: list[float] = []
         self.noise_s = math.inf  # standard deviation
-        self.window = 0  # the last one until which it ran so
+        self.place = 0.0  # until which it ran so last
 
     @property
     def is_new(self) -> bool:
@@ -180,11 +189,15 @@ class _Pace:
         latest_s = stdev(self._times_s) if len(self._times_s) > 1 else 0.0
         return max(latest_s, self.noise_s) if math.isfinite(self.noise_s) else latest_s
 
-    def add(self, window: int, time_s: float) -> None:
+    def add(self, place: float, time_s: float) -> None:
         usual_s = self.usual_s
         if usual_s is not None and abs(time_s - usual_s) > max(_SHIFTED * self.noise_s, _LEAST_SHIFT * usual_s):
             self._times_s = []  # the job has another pace now
-        self._times_s, self.window = [*self._times_s[1 - _PACES :], time_s], window
+        self._times_s, self.place = [*self._times_s[1 - _PACES :], time_s], place
+        if len(self._times_s) == _PACES and not math.isfinite(self.noise_s):
+            *others_s, last_s = sorted(self._times_s, key=lambda one: abs(one - median(self._times_s)))
+            if abs(last_s - median(others_s)) > _OUTLYING * stdev(others_s):
+                self._times_s.remove(last_s)
         if len(self._times_s) == _PACES:
             faded_s = _FADES * self.noise_s if math.isfinite(self.noise_s) else 0.0
             self.noise_s = max(stdev(self._times_s), faded_s)
@@ -196,9 +209,8 @@ class ArmCosts:
     At every moment they cost at most ``budget`` of the time since the first of them, plus the dearest one begun.
     """
 
-    def __init__(self, budget: float, least_notice_s: float) -> None:
-        self._budget, self._told_after_s = budget, least_notice_s
-        self.steps_apart = math.inf  # steps from one window to the next, once known
+    def __init__(self, budget: float, least_notice_s: float, steps_apart: float) -> None:
+        self._budget, self._told_after_s, self._steps_apart = budget, least_notice_s, steps_apart
         self.training_s = 0.0
         self.owed_s = 0.0  # of an earlier start: what its training had not paid for
         self.base_s = 0.0  # what any window costs, whatever its arm; 0 before the first
@@ -207,7 +219,7 @@ class ArmCosts:
         self._dropped: Stretch | None = None  # of an arm that is kept no longer
         self._pace = _Pace()
         self._began_s: float | None = None
-        self._last_look: tuple[int, float, float] | None = None  # window, time, and ``_windows_s``
+        self._last_look: tuple[float, float, float] | None = None  # place, time, and ``_windows_s``
         self._dearest_s = 0.0
         self._begun: dict[str, float] = {}  # expected costs of those without a result
         self._unheard = 0
@@ -221,34 +233,37 @@ class ArmCosts:
     def cost_s(self) -> float:
         """That, what the arm that is on has lost until now, and what an earlier start had not paid for."""
         won_s = 0.0 if self._kept is None else self._kept.won_s
-        return self.owed_s + self.spent_s + max(0.0, sum([stretch.lost_s for stretch in self._under_way]) - won_s)
+        return self.owed_s + self.spent_s + max(0.0, sum([stretch.cost_s for stretch in self._under_way]) - won_s)
 
     @property
     def _under_way(self) -> list[Stretch]:
         kept = None if self._kept is None else self._kept.stretch
         return [stretch for stretch in (self._dropped, kept) if stretch is not None]
 
-    def look(self, window: int, now_s: float) -> float | None:
-        """Note the time at a window. Returns that since the last look, by window, if the kept arm was on meanwhile."""
+    def look(self, place: float, now_s: float) -> float | None:
+        """Note the time at a window. Returns that since the last look, by window, if the kept arm was on meanwhile.
+
+        ``place``: how many windows' distances the job has trained.
+        """
         self._began_s = now_s if self._began_s is None else self._began_s
         self.training_s = now_s - self._began_s
         is_on = any([stretch.on_s > 0 for stretch in self._under_way])
-        before, self._last_look = self._last_look, (window, now_s, self._windows_s)
-        if before is None or window <= before[0]:
+        before, self._last_look = self._last_look, (place, now_s, self._windows_s)
+        if before is None or place <= before[0]:
             return None
         # A window costs time itself.
-        pace_s = max(0.0, now_s - before[1] - (0.0 if is_on else self._windows_s - before[2])) / (window - before[0])
+        pace_s = max(0.0, now_s - before[1] - (0.0 if is_on else self._windows_s - before[2])) / (place - before[0])
         if not is_on:
             if self._kept is not None:
                 self._kept.compare(self._pace.last_s, pace_s)
-            self._pace.add(window, pace_s)
+            self._pace.add(place, pace_s)
             return None
         return pace_s
 
     def window_opens(self, speedup: float) -> None:
         """Count what arms have cost that were on until now. ``speedup``: what windows say of the one that is kept."""
         if self._dropped is not None:
-            self._spent_s += max(0.0, self._dropped.lost_s)
+            self._spent_s += max(0.0, self._dropped.cost_s)
             self._dropped = None
         if self._kept is not None:
             self._kept.end_stretch(speedup)
@@ -257,7 +272,6 @@ class ArmCosts:
 
     def begin(self, name: str, expected_s: float) -> None:
         self._begun[name] = expected_s
-        self._dearest_s = max(self._dearest_s, expected_s)
         self._unheard = 0
 
     def end(self, name: str, cost_s: float) -> None:
@@ -308,17 +322,17 @@ class ArmCosts:
         """As ``KeptAccount``, of the arm that is kept."""
         return self._kept is not None and self._kept.is_refuted(log_speedup)
 
-    def turn_on(self, window: int, rate: float, *, in_doubt: bool) -> Stretch | None:
+    def turn_on(self, rate: float, *, in_doubt: bool) -> Stretch | None:
         """Begin a stretch with the kept arm after a window; None if it may not be turned on now.
 
         ``rate``, ``in_doubt``: as ``short_s``.
         """
         usual_s = self._pace.usual_s
-        if self._kept is None or self._kept.was_used_up or usual_s is None:
+        if self._kept is None or self._kept.was_used_up or usual_s is None or self._last_look is None:
             return None
         if self.short_s(rate, in_doubt=in_doubt) > 0:
             return None
-        if (self._begun and abs(window - self._pace.window) >= _OLD) or self._pace.is_new:
+        if (self._begun and abs(self._last_look[0] - self._pace.place) >= _OLD) or self._pace.is_new:
             return None
         allowed_s = self.may_lose_s
         notice_s = min(max(_NOTICE_S, self._least_notice_s), max(self._least_notice_s, allowed_s / 2))
@@ -334,7 +348,7 @@ class ArmCosts:
 
     @property
     def _least_notice_s(self) -> float:
-        return max(self._told_after_s, _NOTICE_STEPS * (self._pace.usual_s or 0.0) / self.steps_apart)
+        return max(self._told_after_s, _NOTICE_STEPS * (self._pace.usual_s or 0.0) / self._steps_apart)
 
     def short_s(self, rate: float, *, in_doubt: bool, cost_s: float = 0.0) -> float:
         """What is missing for the kept arm to be turned on; 0 if nothing is.
@@ -355,4 +369,5 @@ class ArmCosts:
         """What the kept arm may lose now: budget, dearest window and its gains, less what is spent and being spent."""
         won_s = 0.0 if self._kept is None else self._kept.won_s
         spent_s = self.owed_s + self.spent_s + sum(self._begun.values())
-        return self._budget * self.training_s + self._dearest_s + won_s - spent_s
+        dearest_s = max([self._dearest_s, *self._begun.values()])
+        return self._budget * self.training_s + dearest_s + won_s - spent_s

@@ -58,8 +58,7 @@ class Choice(NamedTuple):
 class Decider:
     """Rank 0: decides about arms. Its methods are called one at a time, from any thread.
 
-    At every moment the windows and trials that it begins, and the arm that is kept, cost at most ``budget`` of the time
-    since the first of them, plus the dearest one begun.
+    At every moment what it begins and keeps costs at most ``budget`` of the time since, plus the dearest window begun.
 
     Args:
         arms: in the user's order; names are unique.
@@ -67,6 +66,7 @@ class Decider:
         wrong: share of jobs in which an arm is chosen that is slower than the job as configured, at most.
         keeps: whether the best arm is turned on; otherwise it is recommended.
         least_notice_s: least time in which all ranks can go back from it.
+        steps_apart: steps of a window's distance, if known.
         lines: by arm, what to put into the job to have it for good.
         earlier: reports of windows from earlier starts of the job that are comparable with this one, in order.
         decided: the last decision of these starts. What was left out stays so, except arms that stopped winning: they
@@ -81,6 +81,7 @@ class Decider:
         wrong: float,
         keeps: bool,
         least_notice_s: float,
+        steps_apart: float = math.inf,
         lines: Mapping[str, str] | None = None,
         earlier: Sequence[ArmReport | OverlapReport] = (),
         decided: Decision | None = None,
@@ -89,14 +90,14 @@ class Decider:
         self._budget, self._wrong, self._keeps = budget, wrong, keeps
         self._pooling = Pooling(all_looks=True, confidence=1 - wrong / len(arms))
         self._lines = lines or {}
-        self._costs = ArmCosts(budget, least_notice_s)
+        self._costs = ArmCosts(budget, least_notice_s, steps_apart)
         self._best: BestArm | None = None
         self._advised: BestArm | None = None
         self._last = 0, 0  # the last window that led to something, and its first step
         self._resume(earlier, decided)
 
     def choose(
-        self, window: int, now_s: float, arm_steps: int, *, steps_apart: float = math.inf, asked: bool = False
+        self, window: int, now_s: float, arm_steps: int, *, place: float | None = None, asked: bool = False
     ) -> Choice:
         """What a window that could begin now measures. If that is an arm, its window or trial counts as begun.
 
@@ -104,11 +105,10 @@ class Decider:
             window: its number.
             now_s: time on a clock that does not go back.
             arm_steps: steps with the arm in a whole window.
-            steps_apart: steps from one window to the next, if known.
+            place: how many windows' distances the job has trained; the window's number by default.
             asked: whether it is measured whatever the budget says and whether an arm is due, if one is left.
         """
-        self._costs.steps_apart = steps_apart
-        self.has_slowed(window, now_s)
+        self.has_slowed(window, now_s, place)
         self._costs.window_opens(self._shown)
         if asked and (left := self._due(window)[0] or [held.arm for held in self._all_held]):
             left[0].num_begun += 1
@@ -141,9 +141,9 @@ class Decider:
             short_s = self._costs.short_s(best.rate, in_doubt=best.watch.doubts, cost_s=cost_s)
         return max(self._costs.unpaid_s(cost_s), short_s / self._budget)
 
-    def has_slowed(self, window: int, now_s: float) -> bool:
+    def has_slowed(self, window: int, now_s: float, place: float | None = None) -> bool:
         """Whether the job has slowed down since the last look by all that the kept arm wins: check it at once."""
-        pace_s = self._costs.look(window, now_s)
+        pace_s = self._costs.look(window if place is None else place, now_s)
         return pace_s is not None and self._best is not None and self._best.look(window, pace_s)
 
     def turn_on(self, window: int) -> Stretch | None:
@@ -154,7 +154,7 @@ class Decider:
             self._bring_back(best.arm)
             self._settle(best.arm, window)
         best = self._best
-        return None if best is None else self._costs.turn_on(window, best.rate, in_doubt=best.watch.doubts)
+        return None if best is None else self._costs.turn_on(best.rate, in_doubt=best.watch.doubts)
 
     def record(self, report: ArmReport | OverlapReport, cost_s: float | None) -> None:
         """Note the report of an arm's window, of sequential steps an ``OverlapReport``.

@@ -81,7 +81,7 @@ class Keeping:
         self._is_paused = False
         self._patience_s = _PATIENCE_S
         self._numbers: SequenceNumbers | None = None  # of collectives when the open step began, while it is on
-        self._turned_on = 0, 0.0  # at which step, and when
+        self._turned_on = 0, 0.0  # how many steps it has trained with it, and since when
         self._begins_s: deque[float] = deque(maxlen=_RECENT + 1)  # of the last steps with it, on rank 0
         self._stretch: Stretch | None = None  # on rank 0
         self._steps_per_window = 1
@@ -159,17 +159,19 @@ class Keeping:
 
     def has_slowed(self, step: int) -> None:
         """On rank 0: go back on all ranks at a step ahead, or where the next window opens, if that is sooner."""
-        stretch, (first_step, since_s) = self._stretch, self._turned_on
+        stretch, (num_steps, since_s) = self._stretch, self._turned_on
         if self._state is _State.ON and self._watch is not None and stretch is not None:
-            step_s = (self._training_s - since_s) / max(1, step - first_step)
+            step_s = (self._training_s - since_s) / max(1, num_steps)
             recent_s = [end_s - begin_s for begin_s, end_s in itertools.pairwise(self._begins_s)]
             step_s = max(step_s, median(recent_s) if recent_s else 0.0, 1e-9)
             self._watch.announce(step + math.ceil(stretch.notice_s / step_s))
 
     def _count(self, stretch: Stretch, step: int) -> None:
-        (first_step, since_s), now_s = self._turned_on, self._training_s
+        (num_steps, since_s), now_s = self._turned_on, self._training_s
+        num_steps += bool(self._begins_s)  # not by the step's number, which may jump
+        self._turned_on = num_steps, since_s
         self._begins_s.append(now_s)
-        stretch.has_trained((step - first_step) / self._steps_per_window, now_s - since_s)
+        stretch.has_trained(num_steps / self._steps_per_window, now_s - since_s)
         if stretch.must_end_now():  # steps became so much slower that the ranks would be told too late
             self._end(_SLOWER)
         elif stretch.is_used_up():
@@ -206,7 +208,7 @@ class Keeping:
             # The others may have read a yes.
             self._end("the job's store did not answer in time")
         elif decision.agreed:
-            self._state, self._turned_on = _State.ON, (step, self._training_s)
+            self._state, self._turned_on = _State.ON, (0, self._training_s)
             self._begins_s.clear()
             watch.start()
         else:

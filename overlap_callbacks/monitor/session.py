@@ -91,6 +91,7 @@ class Session:
                 keeps=isinstance(config.decide, Keep),
                 arms=config.arms or (),
                 least_notice_s=least_notice_s(job.world_size),
+                steps_apart=config.schedule.every_n_steps,
             )
         )  # on rank 0, shared likewise
         self.plans = Plans(channel, last_step, faults.wake)

@@ -347,7 +347,7 @@ class WindowRunner(StepRunner):
         if ruling.keep and from_step < self.course.schedule.next_window_step(window.marks.first_step + 1):
             session = window.session
             arm, stretch = self.arms.named(ruling.keep), None if session.deciding is None else session.deciding.stretch
-            self._keeping.limit(stretch, self.course.schedule.steps_per_number)
+            self._keeping.limit(stretch, self._slot.config.schedule.every_n_steps)
             self._keeping.vote(session.channel, session.ballot, arm, ruling.name, from_step)
 
     # -- windows
@@ -361,8 +361,7 @@ class WindowRunner(StepRunner):
             names = self.arms.available()
             bound = BoundArm(Sequential(), None) if names else None
             if session.deciding is not None:
-                session.deciding.available, session.deciding.paused_s = names, self._keeping.paused_s
-                session.deciding.steps_apart = self.course.schedule.steps_per_number
+                session.deciding.available, session.deciding.at = names, (self._step, self._keeping.paused_s)
         if session is None or bound is None:
             return
         self.num_opened += 1
@@ -415,7 +414,8 @@ class WindowRunner(StepRunner):
     def _skip_unopened(self, window: int, first_step: int) -> None:
         """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
         if (session := self._slot.acquire()) is not None:
-            if session.deciding is not None and session.deciding.has_slowed(window, self._keeping.paused_s):
+            at = first_step, self._keeping.paused_s
+            if session.deciding is not None and session.deciding.has_slowed(window, at):
                 self._keeping.has_slowed(first_step)
             session.reporter.submit_left_out(window, first_step, self.course.skip.reason)
 

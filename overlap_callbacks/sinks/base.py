@@ -83,7 +83,7 @@ class Sink:
         """Called with where the time of this start of the job went, again and again."""
 
     def decision(self, decision: Decision) -> None:
-        """Called with what the job has decided about its arms, whenever that changes."""
+        """Called with what the job has decided about its arms, when that changes or more is owed, and at the end."""
 
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""

@@ -6,7 +6,8 @@ timed block of rank 0, written as soon as it is measured. ``{"record": "window",
 ``{"record": "goodput", ...}`` is where the time of this start went; the last line counts.
 ``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
 ``{"record": "prediction", ...}`` is what advice predicts, anew until an arm tries it: the last line of a kind counts.
-``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes.
+``{"record": "decision", ...}`` is what the job has decided about its arms, whenever that changes or
+more is owed, and at the end: the last line counts.
 ``{"record": "causal", ...}`` is a window in which collectives were delayed.
 ``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
 it.

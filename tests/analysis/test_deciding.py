@@ -23,7 +23,7 @@ from tests.report.runs import window as overlap_window
 ERROR, DEGREES = 0.03, 10.0
 # Time from window to window, in which training pays for a window of 2 s at a budget of 0.5 %.
 WINDOW_S, COST_S, BUDGET, ARM_STEPS = 1000.0, 2.0, 0.005, 24
-PACE_ERROR, NOTICE_S = 0.002, 2.0
+PACE_ERROR, NOTICE_S, STEPS = 0.002, 2.0, 10_000
 
 
 def arm_of(name: str) -> ComparedArm:
@@ -31,10 +31,12 @@ def arm_of(name: str) -> ComparedArm:
     return SEQUENTIAL if name == "sequential" else ComparedArm(name, equal_results=name != "tf32")
 
 
-def decider_of(*names: str, keeps: bool = True, earlier: tuple = (), decided: Decision | None = None) -> Decider:
+def decider_of(
+    *names: str, keeps: bool = True, earlier: tuple = (), decided: Decision | None = None, steps: int = STEPS
+) -> Decider:
     return Decider(
         [arm_of(name) for name in names], budget=BUDGET, wrong=0.05, keeps=keeps, least_notice_s=NOTICE_S,
-        lines={"fast": "turn_on()"}, earlier=earlier, decided=decided,
+        steps_apart=steps, lines={"fast": "turn_on()"}, earlier=earlier, decided=decided,
     )  # fmt: skip
 
 
@@ -57,7 +59,7 @@ def run(
     when_kept: float | None = None,
     at_once: float | None = None,
     slower: Callable[[int], float] = lambda window: 1.0,
-    steps: int = 10_000,
+    steps: int = STEPS,
     pace_error: float = PACE_ERROR,
     seed: int = 1,
 ) -> list[str]:
@@ -71,7 +73,7 @@ def run(
     measured = []
     now_s = own_s = windows.start * WINDOW_S
     for window in windows:
-        choice = decider.choose(window, now_s, ARM_STEPS, steps_apart=steps)
+        choice = decider.choose(window, now_s, ARM_STEPS)
         turned = Turned(decider.kept, decider.turn_on(window), steps)
         if turned.is_on and at_once is not None:
             effects = dict.fromkeys(effects, at_once)
@@ -240,8 +242,9 @@ def test_nor_does_one_that_turns_slower_as_soon_as_it_is_turned_on(turned: float
 @pytest.mark.parametrize("step_s", [10.0, 100.0])
 def test_nor_does_one_whose_steps_are_long(step_s: float) -> None:
     # Three times slower from one step to the next, and rank 0 looks only between steps.
-    decider = decider_of("fast")
-    run(decider, {"fast": 0.1}, range(500), error=0.001, at_once=-math.log(3), steps=int(WINDOW_S / step_s))
+    steps = int(WINDOW_S / step_s)
+    decider = decider_of("fast", steps=steps)
+    run(decider, {"fast": 0.1}, range(500), error=0.001, at_once=-math.log(3), steps=steps)
     assert (decider.kept, [one.why for one in decider.decision().left_out]) == ("", [Why.STOPPED])
 
 
@@ -425,12 +428,12 @@ def test_what_an_earlier_start_owed_is_told_until_it_is_paid() -> None:
 
 
 def test_another_arms_window_takes_from_what_the_kept_one_may_lose() -> None:
-    costs = ArmCosts(BUDGET, NOTICE_S)
+    costs = ArmCosts(BUDGET, NOTICE_S, math.inf)
     costs.keep(KeptAccount())
     for window in range(10):
         costs.look(window, window * WINDOW_S)
     costs.begin("other", 0.0)
-    stretch = costs.turn_on(9, 0.05, in_doubt=False)
+    stretch = costs.turn_on(0.05, in_doubt=False)
     assert stretch is not None
     before_s = stretch.allowed_s
     costs.end("other", 30.0)  # the dearest, so it adds as much

@@ -194,7 +194,7 @@ def test_a_wrong_decide_is_refused(options: dict[str, Any], message: str) -> Non
 
 def test_an_arm_that_may_not_be_kept_is_at_most_recommended() -> None:
     made: list[BaseArm] = [PowerCap(300.0), Arm("other", bool, bool, equal_results=True)]
-    deciding = Deciding(SEARCH, keeps=True, arms=made, least_notice_s=2.0)
+    deciding = Deciding(SEARCH, keeps=True, arms=made, least_notice_s=2.0, steps_apart=EVERY)
     with mock.patch.object(Decider, "cannot_keep") as never:
         deciding.open(None, run_info())
     never.assert_called_once_with("power_cap_300")

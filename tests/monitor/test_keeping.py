@@ -198,7 +198,7 @@ def test_steps_that_cost_more_than_they_may_take_all_back_at_the_same_step(
     ranks[0].keeping.resume()
     time.sleep(0.005)
     assert ranks[0].step(FROM_STEP + 5)
-    assert stretch.windows == 0.5
+    assert stretch.windows == 0.1  # one step was trained, whatever its number
     assert 0.005 <= stretch.on_s <= time.monotonic() - ranks[0].keeping._turned_on[1] - ranks[0].keeping.paused_s
     watch = ranks[1].keeping._watch
     assert watch is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ class Deciding:
         keep: its budget and certainty.
         keeps: whether the best arm is turned on between windows.
         arms: of the monitor.
-        least_notice_s: as of ``Decider``.
+        least_notice_s, steps_apart: as of ``Decider``.
         now_s: the clock.
     """
 
@@ -55,16 +54,17 @@ class Deciding:
         keeps: bool,
         arms: Sequence[BaseArm],
         least_notice_s: float,
+        steps_apart: int,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep, self._keeps, self._least_notice_s = keep, keeps, least_notice_s
+        self._steps_apart = steps_apart
         self._arms = {arm.name: arm for arm in arms}
         self._now_s = now_s
-        # Set by the training thread before ``choose``: arms that the job can have, for how long it did not train, and
-        # steps from one window to the next.
+        # Set by the training thread before ``choose``: arms that the job can have, the step that it is at, and for how
+        # long it did not train.
         self.available: tuple[str, ...] = ()
-        self.paused_s = 0.0
-        self.steps_apart = math.inf
+        self.at = 0, 0.0
         self.stretch: Stretch | None = None  # of the arm that ``kept`` named
         self._lock = threading.Lock()
         self._is_open = threading.Event()
@@ -90,6 +90,7 @@ class Deciding:
                 wrong=self._keep.wrong,
                 keeps=self._keeps,
                 least_notice_s=self._least_notice_s,
+                steps_apart=self._steps_apart,
                 lines={arm.name: arm.line for arm in self._arms.values() if arm.line},
                 earlier=sorted(reports, key=lambda report: report.first_step),
                 decided=decided,
@@ -112,13 +113,13 @@ class Deciding:
                 self.stretch = self._decider.turn_on(window)
             return kept if self.stretch is not None else ""
 
-    def has_slowed(self, window: int, paused_s: float | None = None) -> bool:
+    def has_slowed(self, window: int, at: tuple[int, float] | None = None) -> bool:
         """Whether the job has slowed down by all that the best arm wins, at a window that cannot check it."""
-        self.paused_s = self.paused_s if paused_s is None else paused_s
+        self.at = at or self.at
         if not self._lock.acquire(blocking=False):  # the training thread asks too
             return False
         try:
-            return self._decider is not None and self._decider.has_slowed(window, self._now_s() - self.paused_s)
+            return self._decider is not None and self._decider.has_slowed(window, *self._now())
         finally:
             self._lock.release()
 
@@ -126,13 +127,13 @@ class Deciding:
         """The arm of a window, or why there is none; ``asked`` as in ``Decider.choose``."""
         if not self._is_open.wait(_READ_S):
             return None, _skip("the record of earlier starts is still being read")
-        now_s = self._now_s() - self.paused_s
+        now_s, place = self._now()
         with self._lock:
             assert self._decider is not None
             for name in [name for name in self._arms if name not in self.available]:
                 self._decider.leave_out(name, window, "this job cannot have it")
             self._arms = {name: arm for name, arm in self._arms.items() if name in self.available}
-            choice = self._decider.choose(window, now_s, arm_steps, steps_apart=self.steps_apart, asked=asked)
+            choice = self._decider.choose(window, now_s, arm_steps, place=place, asked=asked)
             before, self._asked = self._asked, (window, now_s)
         if choice.arm:
             self._awaited = window if self._awaited is None else self._awaited
@@ -143,6 +144,11 @@ class Deciding:
             window_s = (now_s - before[1]) / (window - before[0])
             next_window = window + max(1, int(choice.wait_s / window_s / 2)) if window_s > 0 else 0
         return None, _skip(choice.reason, next_window)
+
+    def _now(self) -> tuple[float, float]:
+        """Time of training, and windows' distances trained: not their numbers, as what is asked for changes these."""
+        step, paused_s = self.at
+        return self._now_s() - paused_s, step / self._steps_apart
 
     def lost(self, name: str, cost_s: float = 0.0) -> None:
         """A window or trial of an arm that was chosen has no result."""

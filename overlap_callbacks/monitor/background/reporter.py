@@ -334,8 +334,7 @@ class Reporter:
         if decision is not None and is_news:
             Notices.announce(f"decision on the arms: {decision_in_words(decision)} [OC142]")
         if decision is not None:
-            self._open_sinks()
-            self._sinks.decision(decision)
+            self._open_sinks().decision(decision)
 
     def _await_normal_steps(self, cost: WindowCost) -> None:
         """Wait a bounded time until the steps after a window are back to normal."""
@@ -401,10 +400,11 @@ class Reporter:
     def _close_sinks(self) -> None:
         if not self._closed:
             self._closed = True
-            self._tell_decision(job_ends=True)
-            if self._opened and self._watching is not None:
-                self._watching.close(self._sinks)
-            self._sinks.close(self._close_by - time.monotonic())
+            with contextlib.ExitStack() as stack:  # all are done, whatever fails
+                stack.callback(lambda: self._sinks.close(self._close_by - time.monotonic()))
+                if self._opened and self._watching is not None:
+                    stack.callback(self._watching.close, self._sinks)
+                self._tell_decision(job_ends=True)
 
 
 def _leave_exchanges(exchanges: Sequence[Exchange], deadline_s: float, all_end: bool, stop: Callable[[], bool]) -> None:

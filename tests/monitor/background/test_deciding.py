@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.gate.arms import Arm, Keep
 from overlap_callbacks.monitor.background.deciding import Deciding
 from tests.report.runs import run_info
 
-WINDOW_S, ARM_STEPS = 1000.0, 24
+WINDOW_S, ARM_STEPS, STEPS = 1000.0, 24, 10_000
 
 
 class Clock:
@@ -29,14 +31,14 @@ def report(window: int, log_speedup: float = 0.1, same_order: bool | None = None
     )  # fmt: skip
 
 
-def deciding_at(clock: Clock, *, same_order: bool | None = True) -> tuple[Deciding, int]:
+def deciding_at(clock: Clock, *, same_order: bool | None = True, steps: int = STEPS) -> tuple[Deciding, int]:
     """A job that keeps an arm, or would if ranks issued the same collectives; and its next window."""
     arm = Arm("fast", lambda: None, lambda: None, equal_results=True)
-    deciding = Deciding(Keep(), keeps=True, arms=[arm], least_notice_s=0.5, now_s=clock)
+    deciding = Deciding(Keep(), keeps=True, arms=[arm], least_notice_s=0.5, steps_apart=steps, now_s=clock)
     deciding.available = ("fast",)
     deciding.open(None, run_info())
     for window in range(40):
-        clock.now_s = window * WINDOW_S
+        clock.now_s, deciding.at = window * WINDOW_S, (window * steps, 0.0)
         chosen, _ = deciding.choose(window, ARM_STEPS)
         if chosen is not None and chosen.trial:
             deciding.record_trial("fast", 0.0, 0.1)
@@ -83,9 +85,9 @@ def test_a_job_that_slows_down_by_what_the_arm_wins_is_noticed_at_windows_that_d
             clock.now_s += WINDOW_S
             stretch = deciding.stretch
             stretch.has_trained(stretch.windows + 1, stretch.on_s + WINDOW_S)  # as the training thread notes
-            assert not deciding.has_slowed(window)
+            assert not deciding.has_slowed(window, (window * STEPS, 0.0))
         clock.now_s += (1.2 if slows else 1.0) * WINDOW_S
-        assert deciding.has_slowed(window + 1) is slows
+        assert deciding.has_slowed(window + 1, ((window + 1) * STEPS, 0.0)) is slows
         assert (deciding.choose(window + 1, ARM_STEPS)[0] is not None) is slows  # checked at once
 
 
@@ -109,7 +111,7 @@ def test_the_record_has_a_decision_again_once_more_is_owed_and_when_the_job_ends
     third, is_news = deciding.news(job_ends=True)
     assert third == second
     assert not is_news
-    nothing = Deciding(Keep(), keeps=True, arms=[], least_notice_s=0.5, now_s=clock)
+    nothing = Deciding(Keep(), keeps=True, arms=[], least_notice_s=0.5, steps_apart=STEPS, now_s=clock)
     assert nothing.news(job_ends=True) == (None, False)
 
 
@@ -125,9 +127,23 @@ def test_what_the_arm_that_is_on_has_lost_is_told_before_its_stretch_ends() -> N
 
 
 def test_steps_that_are_long_need_more_room_for_the_arm() -> None:
+    for steps, kept in ((STEPS, "fast"), (10, "")):  # 10: two times three steps of 100 s
+        deciding, window = deciding_at(Clock(), steps=steps)
+        assert deciding.kept(window) == kept
+
+
+def test_the_pace_is_that_of_steps_whatever_windows_numbers_are() -> None:
+    # As after a quick look that was asked for: numbers come four times as fast.
     clock = Clock()
     deciding, window = deciding_at(clock)
-    deciding.steps_apart = 10
-    clock.now_s = window * WINDOW_S
-    deciding.choose(window, ARM_STEPS)
-    assert deciding.kept(window) == ""  # two times three steps of 100 s
+    step = 39 * STEPS
+    for later in range(2):
+        clock.now_s += WINDOW_S
+        step += STEPS
+        deciding.at = step, 0.0
+        chosen, _ = deciding.choose(window + 4 * later, ARM_STEPS)
+        if chosen is not None:
+            deciding.record(report(window + 4 * later, same_order=True), 1.0)
+    assert deciding.kept(window + 8) == "fast"
+    assert deciding.stretch is not None
+    assert deciding.stretch.own_s == pytest.approx(WINDOW_S, rel=0.01)
