@@ -3,8 +3,9 @@
     python benchmarks/deciding.py [--runs 1000] [--json benchmarks/results/deciding.json]
     python benchmarks/deciding.py --only "nothing differs, recorded" --runs 100
 
-A replay is a job of ``SLOTS`` possible windows, one every 500 steps of 0.1 s. ``Decider`` says what each measures. What
-a window of an arm says is the arm's true effect at that time plus the error of a window, drawn from:
+A replay is a job of ``SLOTS`` possible windows, one every 500 steps of 0.1 s, or as ``JOBS`` says. ``Decider`` says
+what each measures. What a window of an arm says is the arm's true effect at that time plus the error of a window, drawn
+from:
 
 - recorded: the 800 windows of ``results/arms-cpu.json``, of running jobs on two Gloo ranks whose truth was measured;
 - effect varies, drift, rare stalls: step times through the library's own arithmetic, as in ``intervals.py``;
@@ -45,9 +46,8 @@ from overlap_callbacks.analysis.statistics import t_quantile
 from overlap_callbacks.monitor.schedule import Part, Schedule
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SLOTS, STEP_S, EVERY_N_STEPS, ARM_STEPS = 160, 0.1, 500, 32
-WINDOW_S, COST_ERROR_S = 0.2, 0.05  # what a window costs apart from the arm, and how well that is known
-PACE_ERROR = 0.02  # by how much the time from window to window varies
+SLOTS, ARM_STEPS = 160, 32
+WINDOW_STEPS, COST_ERROR_STEPS = 2, 0.5  # what a window costs apart from the arm, and how well that is known
 BUDGET, WRONG = 0.005, 0.05
 NOTICE_S, AT_ONCE_S = 2.0, 0.5  # least time until all ranks have turned an arm off; where rank 0 goes first
 PATIENCE = 64
@@ -57,6 +57,18 @@ _RECORDED_DEGREES = 11.0
 
 Floats = intervals.Floats
 Effects = Mapping[str, Callable[[int], float]]  # speed-up of each arm, by window
+
+
+class Job(NamedTuple):
+    """Its step as configured, how many lie between windows, and by how much the time from window to window varies."""
+
+    step_s: float = 0.1
+    steps: int = 500
+    pace_error: float = 0.02
+
+    @property
+    def training_s(self) -> float:
+        return SLOTS * self.steps * self.step_s
 
 
 class Errors(NamedTuple):
@@ -134,6 +146,14 @@ AT_ONCE: dict[str, Effects] = {
     "turns slower at once": _always(faster=-0.05),
     "turns three times slower at once": _always(faster=-0.667),
 }
+# The same in jobs whose steps are long: nobody can look within one. And in jobs whose pace varies more.
+JOBS: dict[str, Job] = {}
+for kind, job in (("long steps", Job(10.0, 200)), ("pace varies by 5 %", Job(pace_error=0.05))):
+    for name in ("turns slower at once", "turns three times slower at once", "turns slower", "loses when always on"):
+        JOBS[f"{name}, {kind}"] = job
+        AT_ONCE |= {f"{name}, {kind}": AT_ONCE[name]} if name in AT_ONCE else {}
+        WHEN_KEPT |= {f"{name}, {kind}": WHEN_KEPT[name]} if name in WHEN_KEPT else {}
+        SCENARIOS[f"{name}, {kind}"] = SCENARIOS.get(name, FOUR)
 SCENARIOS |= dict.fromkeys(AT_ONCE, FOUR)
 SCENARIOS[SLOWS_DOWN] = FOUR
 NOISES = ("recorded", "effect varies", "drift", "rhythm", "rhythm unknown", "rare stalls")
@@ -174,6 +194,7 @@ def replay(
     when_kept: Effects | None = None,
     at_once: Effects | None = None,
     slows_down: bool = False,
+    job: Job = Job(),  # noqa: B008
 ) -> Replay:
     """Run one job.
 
@@ -183,19 +204,19 @@ def replay(
     when_kept = {**effects, **(when_kept or {})}
     arms = {name: ComparedArm(name, equal_results=True) for name in effects}
     decider = Decider(
-        list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True, least_notice_s=NOTICE_S, steps_apart=EVERY_N_STEPS
+        list(arms.values()), budget=BUDGET, wrong=WRONG, keeps=True, least_notice_s=NOTICE_S, steps_apart=job.steps
     )
     drawn = rng.integers(0, len(errors.value), SLOTS)
     now_s = own_s = cost_s = dearest_s = 0.0
     over_s, behind_s, kept, windows, next_window = -math.inf, -math.inf, "", 0, 0
     chosen: list[tuple[str, int, float]] = []
     kept_slots, given_up = [], []
-    turned = Turned("", None, EVERY_N_STEPS)
+    turned = Turned("", None, job.steps)
     for slot in range(SLOTS):
         if slot >= next_window:
             choice = decider.choose(slot, now_s, ARM_STEPS)
             next_window = choice.next_window
-            turned = Turned(decider.kept, decider.turn_on(slot), EVERY_N_STEPS)
+            turned = Turned(decider.kept, decider.turn_on(slot), job.steps)
         else:
             choice = Choice()
             if decider.has_slowed(slot, now_s):
@@ -204,13 +225,13 @@ def replay(
             effects, when_kept = {**effects, **at_once}, {**when_kept, **at_once}
         if choice.arm:
             log_effect = math.log1p(effects[choice.arm](slot))
-            extra_s = STEP_S * math.expm1(-log_effect)
-            true_s = extra_s if choice.trial else WINDOW_S + ARM_STEPS * extra_s
+            extra_s = job.step_s * math.expm1(-log_effect)
+            true_s = extra_s if choice.trial else WINDOW_STEPS * job.step_s + ARM_STEPS * extra_s
             cost_s += true_s
             dearest_s = max(dearest_s, true_s)
-            charged_s = true_s + COST_ERROR_S * (1 + rng.normal())
+            charged_s = true_s + COST_ERROR_STEPS * job.step_s * (1 + rng.normal())
             if choice.trial:
-                decider.record_trial(choice.arm, extra_s + 0.02 * STEP_S * rng.normal(), charged_s)
+                decider.record_trial(choice.arm, extra_s + 0.02 * job.step_s * rng.normal(), charged_s)
             else:
                 windows += 1
                 value = log_effect + errors.value[drawn[slot]]
@@ -228,7 +249,7 @@ def replay(
             if kept:
                 chosen.append((kept, slot, when_kept[kept](slot)))
         effect = when_kept[turned.arm](slot) if turned.arm else 0.0
-        slot_s = EVERY_N_STEPS * STEP_S * math.exp(PACE_ERROR * rng.normal())
+        slot_s = job.steps * job.step_s * math.exp(job.pace_error * rng.normal())
         slot_s *= 1.1 if slows_down and slot >= SLOTS // 2 else 1.0
         share = turned.share_of(slot_s / (1 + effect))
         kept_slots.append(share * effect)
@@ -285,14 +306,14 @@ def _report(arm: ComparedArm, window: int, log_speedup: float, error: float, deg
     half = error * t_quantile(degrees)
     value, low, high = (math.expm1(log_speedup + by) for by in (0.0, -half, half))
     return ArmReport(
-        arm=arm, num_ranks=2, window=window, first_step=EVERY_N_STEPS * window, num_steps=48, complete=True,
+        arm=arm, num_ranks=2, window=window, first_step=500 * window, num_steps=48, complete=True,
         control=False, world_size=2, backend="gloo", device="cpu", valid=True, problems=(),
         speedup=Estimate(value, low, high, 32, 16, error, degrees),
     )  # fmt: skip
 
 
-def judged(replays: list[Replay], effects: Effects) -> dict[str, Any]:
-    """What became of the jobs of a scenario."""
+def judged(replays: list[Replay], effects: Effects, training_s: float) -> dict[str, Any]:
+    """What became of the jobs of a scenario, of so much training as configured each."""
     at_end = {name: effect(SLOTS - 1) for name, effect in effects.items()}
     best = max(at_end, key=lambda name: at_end[name])
     changes = [slot for slot in range(1, SLOTS) if any(of(slot) != of(slot - 1) for of in effects.values())]
@@ -308,12 +329,12 @@ def judged(replays: list[Replay], effects: Effects) -> dict[str, Any]:
         "best": best if at_end[best] > 0 else "",
         "chosen_after_slots": _quantiles(first),
         "given_up": sum(bool(job.given_up) for job in replays) / number,
-        "cost_of_training": _quantiles([job.cost_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
+        "cost_of_training": _quantiles([job.cost_s / training_s for job in replays]),
         "over_budget_s": max(job.over_s for job in replays),
         "behind": sum(job.behind_s > 0 for job in replays) / number,
         "behind_s": _quantiles([max(0.0, job.behind_s) for job in replays]),
-        "lost": sum(job.won_s < -BUDGET * SLOTS * EVERY_N_STEPS * STEP_S for job in replays) / number,
-        "won_of_training": _quantiles([job.won_s / (SLOTS * EVERY_N_STEPS * STEP_S) for job in replays]),
+        "lost": sum(job.won_s < -BUDGET * training_s for job in replays) / number,
+        "won_of_training": _quantiles([job.won_s / training_s for job in replays]),
         "windows": _quantiles([job.windows for job in replays]),
     }
     if changes:
@@ -347,12 +368,17 @@ def measure(number: int, only: list[str] | None, found: dict[str, Any]) -> Itera
             if errors is None:
                 rng = np.random.default_rng([36, place])
                 errors = recorded() if noise == "recorded" else simulated(rng, noise, 400)
-            always, at_once = WHEN_KEPT.get(name), AT_ONCE.get(name)
+            always, at_once, job, slows = (
+                WHEN_KEPT.get(name),
+                AT_ONCE.get(name),
+                JOBS.get(name, Job()),
+                name == SLOWS_DOWN,
+            )
             jobs = [
-                replay(rng, SCENARIOS[name], errors, when_kept=always, at_once=at_once, slows_down=name == SLOWS_DOWN)
-                for rng in [np.random.default_rng([36, job]) for job in range(number)]
+                replay(rng, SCENARIOS[name], errors, when_kept=always, at_once=at_once, slows_down=slows, job=job)
+                for rng in [np.random.default_rng([36, seed]) for seed in range(number)]
             ]
-            found[f"{name}, {noise}"] = judged(jobs, {**SCENARIOS[name], **(at_once or {})})
+            found[f"{name}, {noise}"] = judged(jobs, {**SCENARIOS[name], **(at_once or {})}, job.training_s)
             yield f"{name}, {noise}"
 
 
