@@ -19,7 +19,8 @@ are gathered for the next step would all seem to have slack (``benchmarks/causal
 changes have in common with it. They hold for all sets tested together (Bonferroni), after each window of a set.
 
 **Sets** are halved. Delaying more collectives never makes a step shorter, so no member of a set costs more than all of
-it: a set that costs less than half of one member's delay clears all its members.
+it: a set that costs less than half of one member's delay clears all its members. The more members, the shorter is each
+one's delay: halves that could not tell, by the intervals seen so far, are halved again at once.
 """
 
 from __future__ import annotations
@@ -72,8 +73,7 @@ def levels_of(num_steps: int, start: int = 0) -> tuple[int, ...]:
 
 def longest_delay_ms(step_ms: float, num_members: int) -> float:
     """The longest delay (2a) of each member of a set, for steps of ``step_ms``."""
-    of_step = min(_OF_STEP, _SET_OF_STEP / num_members)
-    return min(max(of_step * step_ms, _LEAST_MS), _MOST_MS)
+    return min(max(_OF_STEP * step_ms, _LEAST_MS), _SET_OF_STEP * step_ms / num_members, _MOST_MS)
 
 
 class Verdict(enum.Enum):
@@ -108,6 +108,12 @@ class Response:
     levels_ms: tuple[float, ...]
     num_windows: int = 1
     step_ms: float = 0.0
+
+    @property
+    def half_width_ms(self) -> float:
+        """Half the width of the interval, as a time of the step."""
+        low, high = self.slope.ci_low, self.slope.ci_high
+        return math.inf if low is None or high is None else (high - low) / 2 * self.delayed.delay_ms
 
     @property
     def alone(self) -> bool:
@@ -214,17 +220,23 @@ def next_set(
 ) -> DelayedSet | None:
     """The set to test next: all of ``first``, in this order, then halves of what is not cleared, the first half first.
 
-    Then inconclusive ones again. None once every collective is cleared or was tested alone often enough.
+    Halves that are too large to tell are not tested. Then inconclusive ones again. None once every collective is
+    cleared or was tested alone often enough.
     """
-    known = {response.delayed.members: response for response in responses}
+    known = {frozenset(response.delayed.members): response for response in responses}
+    left_out = {frozenset(members) for members in given_up}
+    # A slope of 0, or of 1, is told from ``BLOCKING_FROM`` by an interval of that half width.
+    least_ms = float(np.median([of.half_width_ms for of in responses])) / BLOCKING_FROM if responses else 0.0
     waiting = [tuple(members) for members in first if members]
-    waiting = sorted(waiting, key=lambda members: members in known)
+    waiting = sorted(waiting, key=lambda members: frozenset(members) in known)
     unclear: list[Response] = []
     while waiting:
         members = waiting.pop(0)
-        found = known.get(members)
-        if found is None and members not in given_up:
-            return DelayedSet(members, longest_delay_ms(step_ms, len(members)))
+        found = known.get(frozenset(members))
+        delay_ms = longest_delay_ms(step_ms, len(members))
+        tells = len(members) == 1 or delay_ms >= least_ms or members in first
+        if found is None and frozenset(members) not in left_out and tells:
+            return DelayedSet(members, delay_ms)
         if len(members) > 1 and (found is None or found.verdict is not Verdict.SLACK):
             half = (len(members) + 1) // 2
             waiting = [members[:half], members[half:], *waiting]

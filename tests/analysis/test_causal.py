@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.causal import (
@@ -113,15 +114,30 @@ def test_a_set_is_halved_until_its_members_are_cleared_or_known() -> None:
     }
 
 
-def test_of_500_collectives_the_one_that_blocks_is_found_in_few_windows() -> None:
+@pytest.mark.parametrize(("blocking", "noise", "most"), [(10, 0.01, 12), (333, 0.001, 30)])
+def test_of_500_collectives_the_one_that_blocks_is_found_in_few_windows(blocking: int, noise: float, most: int) -> None:
+    # One that the profile calls exposed comes early; in steps that vary little any is found.
     calls = tuple(DelayedCall("allreduce_", "data", place) for place in range(500))
-    windows: list[CausalWindow] = []
-    while (chosen := next_set([calls], responses_of(windows), 100.0)) is not None:
-        windows.append(window(0 if calls[333] in chosen.members else 99, chosen.members, number=len(windows)))
-    assert len(windows) <= 1 + 2 * 9
-    assert [of.delayed.members for of in responses_of(windows) if of.alone and of.verdict is Verdict.BLOCKING] == [
-        (calls[333],)
-    ]
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        windows: list[CausalWindow] = []
+        found: list[DelayedCall] = []
+        while not found and (chosen := next_set([calls], responses_of(windows), 100.0)) is not None:
+            levels = levels_of(54, len(windows))
+            longer_ms = [level * chosen.delay_ms / 2 * (calls[blocking] in chosen.members) for level in levels]
+            step_ms = tuple((100 + np.array(longer_ms)) * np.exp(rng.normal(0, noise, 54)))
+            windows.append(
+                CausalWindow(window=len(windows), first_step=0, delayed=chosen, levels=levels, step_ms=step_ms)
+            )
+            single = [of for of in responses_of(windows) if of.alone and of.verdict is Verdict.BLOCKING]
+            found = [of.delayed.members[0] for of in single]
+        assert found == [calls[blocking]]
+        assert len(windows) <= most
+
+
+def test_all_delays_of_a_set_are_at_most_half_a_step() -> None:
+    for number in (1, 2, 100, 500, 10_000):
+        assert number * longest_delay_ms(100.0, number) <= 50.0
 
 
 def test_each_dimension_is_tested_before_halves_of_one_and_what_is_given_up_is_halved() -> None:
@@ -166,5 +182,5 @@ def test_intervals_widen_with_the_sets_and_the_looks() -> None:
 def test_delays_follow_the_step_and_the_size_of_the_set() -> None:
     assert longest_delay_ms(100, 1) == 10
     assert longest_delay_ms(100, 50) == 1
-    assert longest_delay_ms(0.1, 1) == 0.2
+    assert longest_delay_ms(1, 1) == 0.2
     assert longest_delay_ms(1e6, 1) == 50

@@ -148,7 +148,8 @@ def by_dimension(
 ) -> list[tuple[DelayedCall, ...]]:
     """The collectives by dimension of parallelism: exposed ones first, then by bytes; in a dimension as they come.
 
-    A set that was tested before, one of ``known``, has its order of then: its halves are the same.
+    Those of a dimension that was halved before, into some of ``known``, are in the order of then: its halves are the
+    same.
     """
     weights: dict[DelayedCall, tuple[float, int]] = {}
     for call, name, num_bytes in calls:
@@ -157,10 +158,18 @@ def by_dimension(
     found = []
     for members in grouped(weights, lambda call: call.group).values():
         ordered = sorted(members, key=lambda call: -weights[call][0])
-        found.append(next((one for one in known if set(one) == set(ordered)), tuple(ordered)))
+        found.append(_as_tested(ordered, known))
     return sorted(
         found, key=lambda members: [-sum(of) for of in zip(*[weights[call] for call in members], strict=True)]
     )
+
+
+def _as_tested(members: Sequence[DelayedCall], known: Sequence[tuple[DelayedCall, ...]]) -> tuple[DelayedCall, ...]:
+    """In the order in which sets of some of them were tested, the first half first; then the others."""
+    within = {frozenset(one): one for one in known if len(one) < len(members) and set(one) <= set(members)}
+    largest = [one for of, one in within.items() if not any(of < other for other in within)]
+    tested = [call for one in largest for call in _as_tested(one, known)]
+    return (*tested, *[call for call in members if call not in set(tested)])
 
 
 def gather_missed(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.causal import levels_of
+from overlap_callbacks.analysis.causal import levels_of, next_set, responses_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.gate.collectives import Collective, Group
@@ -66,9 +67,29 @@ def test_the_exposed_come_first_then_those_of_most_bytes() -> None:
     found = by_dimension(CALLS, exposed_ms)
     assert [members[0].group for members in found] == ["data", "tensor"]
     assert [member.place for member in found[0]] == [1, 2, 0]
-    # A dimension that was tested keeps its order, so that its halves are the same.
+    # A dimension that was tested before anything was known is halved in the new order; one that was halved keeps it.
     tested = tuple(one.call for one in CALLS[3:])
-    assert by_dimension(CALLS, exposed_ms, [tested])[0] == tested
+    assert by_dimension(CALLS, exposed_ms, [tested]) == found
+    assert by_dimension(CALLS, exposed_ms, [tested, tested[:2]])[0] == tested
+    assert by_dimension(CALLS, exposed_ms, [tested, tested[:2], tested[1:2]])[0] == (tested[1], tested[0], tested[2])
+
+
+def test_sets_are_halved_alike_while_what_is_exposed_changes() -> None:
+    calls = [Delayable(DelayedCall("allreduce_", "tensor", n), f"layers.{n}", 1000) for n in range(100)]
+    chance, windows, tested = random.Random(0), [], []
+    while True:
+        exposed_ms = {("all_reduce", f"layers.{n}"): chance.random() for n in range(100)}
+        chosen = next_set(by_dimension(calls, exposed_ms, tested), responses_of(windows), 100.0)
+        if chosen is None:
+            break
+        assert set(chosen.members) not in [set(one) for one in tested]
+        assert all(not set(one) & set(chosen.members) or set(one) >= set(chosen.members) for one in tested)
+        tested.append(chosen.members)
+        levels = levels_of(54, len(windows))
+        blocks = any(call.place == 70 for call in chosen.members)
+        step_ms = tuple([100.0 + blocks * level * chosen.delay_ms / 2 + chance.gauss(0, 0.1) for level in levels])
+        windows.append(CausalWindow(window=len(windows), first_step=0, delayed=chosen, levels=levels, step_ms=step_ms))
+    assert len(windows) < 30
 
 
 @pytest.mark.parametrize("same_job", [True, False])
