@@ -34,6 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.name_rules import collective_in_words, collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -194,6 +195,20 @@ def responses_of(windows: Sequence[CausalWindow]) -> list[Response]:
     by_set = grouped(windows, lambda window: window.delayed.members)
     found = [response_of(of, 1 - (1 - CONFIDENCE) * _error_of(len(of)) / len(by_set)) for of in by_set.values()]
     return [response for response in found if response is not None]
+
+
+def causal_summary(windows: Sequence[CausalWindow]) -> str:
+    """The log's line of the last window: what it delayed, and what is known of that."""
+    last = windows[-1]
+    delay = PLAIN.quantity(last.delayed.delay_ms, "ms")
+    said = f"overlap window {last.window} (step {last.first_step}), delays of {delay}"
+    found = next((of for of in responses_of(windows) if of.delayed.members == last.delayed.members), None)
+    if found is None or found.slope.ci_low is None:
+        return f"{said}: too few of its steps count"
+    value, low, high = (
+        PLAIN.number(of or 0.0, 2) for of in (found.slope.value, found.slope.ci_low, found.slope.ci_high)
+    )
+    return f"{said} to the {found.label}: {found.verdict.value}, slope {value} ({low} to {high})"
 
 
 def slopes_by_name(windows: Sequence[CausalWindow]) -> dict[tuple[str, str], float]:

@@ -65,7 +65,8 @@ def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: 
     if config.max_overhead is not None:
         budget = f"at most {PLAIN.share_of_training(config.max_overhead)} of training time"
     first = schedule.next_window_step(next_step)
-    when = f"first window at step {first:,}, then every {schedule.every_n_steps:,} steps, {budget}"
+    delays = ", every second one with delays" if config.causal else ""
+    when = f"first window at step {first:,}, then every {schedule.every_n_steps:,} steps{delays}, {budget}"
     if config.quick and job.rank == 0 and is_answered(config.sinks):
         when += "; the record has the quick answer of an earlier start"
     elif config.quick:

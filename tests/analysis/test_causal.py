@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.causal import (
     Response,
     Verdict,
     call_in_words,
+    causal_summary,
     levels_of,
     longest_delay_ms,
     next_set,
@@ -184,3 +185,10 @@ def test_delays_follow_the_step_and_the_size_of_the_set() -> None:
     assert longest_delay_ms(100, 50) == 1
     assert longest_delay_ms(1, 1) == 0.2
     assert longest_delay_ms(1e6, 1) == 50
+
+
+def test_each_window_of_delays_has_a_line_in_the_log() -> None:
+    words = causal_summary([window(0, CALLS[:2])])
+    assert words.startswith("overlap window 0 (step 0), delays of 10.00 ms to the ")
+    assert " and 1 more: holds the step up, slope " in words
+    assert causal_summary([window(0, steps=6)]).endswith(": too few of its steps count")

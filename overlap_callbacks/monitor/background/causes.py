@@ -18,7 +18,14 @@ from statistics import fmean
 import msgspec
 
 from overlap_callbacks._log import logger
-from overlap_callbacks.analysis.causal import LEVELS, next_set, response_of, responses_of, slopes_by_name
+from overlap_callbacks.analysis.causal import (
+    LEVELS,
+    causal_summary,
+    next_set,
+    response_of,
+    responses_of,
+    slopes_by_name,
+)
 from overlap_callbacks.analysis.exposure import with_blocking
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
@@ -140,6 +147,7 @@ class Causes:
             if response_of([found]) is not None:
                 self._lost[window.delayed.members] = 0
             self._windows.append(msgspec.structs.replace(found, charged_ms=cost_ms))
+            logger.info("%s", causal_summary(self._windows))
             return self._windows[-1:]
 
 
