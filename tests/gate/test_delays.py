@@ -128,7 +128,7 @@ def test_delays_change_no_bit_and_leave_nothing_behind(job: str) -> None:
 GROUPS_OF_THREE = {"a": (0, 1, 2), "b": (0, 1), "c": (1, 2), "d": (0, 2)}
 
 
-def _accepted_orders(number: int) -> tuple[list[list[list[str]]], int]:
+def accepted_orders(number: int) -> tuple[list[list[list[str]]], int]:
     """Each rank's collectives, by group, in random orders that the order check accepts; how many it refused."""
     draw, found, refused = random.Random(0), list[list[list[str]]](), 0
     while len(found) < number:
@@ -145,7 +145,7 @@ def _accepted_orders(number: int) -> tuple[list[list[list[str]]], int]:
     return found, refused
 
 
-def _run_orders(rank: int, orders: list[list[list[str]]]) -> int:
+def run_orders(rank: int, orders: list[list[list[str]]], device: str | torch.device = "cpu") -> int:
     """The collectives of each order, synchronous or waited for anywhere later, some delayed; their number."""
     made = {name: dist.new_group(list(ranks)) for name, ranks in GROUPS_OF_THREE.items()}
     groups = {name: group for name, group in made.items() if rank in GROUPS_OF_THREE[name]}
@@ -156,10 +156,11 @@ def _run_orders(rank: int, orders: list[list[list[str]]]) -> int:
         places = list(itertools.product(GROUPS_OF_THREE, range(10)))  # delays are the same on all ranks
         delays_ms = dict(zip(places, draw.choices((0.0, 1.0, 4.0), k=len(places)), strict=True))
         own_ms = {("allreduce_", groups[of].group_name, at): ms for (of, at), ms in delays_ms.items() if of in groups}
-        gate.begin_step(sequential=False, delays_ms=own_ms)
+        stream = None if device == "cpu" else torch.cuda.current_stream()
+        gate.begin_step(sequential=False, compute_stream=stream, delays_ms=own_ms)
         pending, issued = list[tuple[Any, torch.Tensor, float]](), Counter[str]()
         for name in of_ranks[rank]:
-            tensor = torch.full((4,), float(rank + issued[name]))
+            tensor = torch.full((4,), float(rank + issued[name]), device=device)
             total = float(sum(GROUPS_OF_THREE[name]) + len(GROUPS_OF_THREE[name]) * issued[name])
             issued[name] += 1
             asynchronous = own.random() < 0.7
@@ -184,9 +185,9 @@ def _finish(work: Any, tensor: torch.Tensor, total: float) -> None:
 
 @pytest.mark.nightly
 def test_delays_hang_in_no_order_that_the_order_check_accepts() -> None:
-    orders, refused = _accepted_orders(60)
+    orders, refused = accepted_orders(60)
     assert refused > 60
-    found = run_ranks(_run_orders, 3, orders)
+    found = run_ranks(run_orders, 3, orders)
     assert found == [sum([len(of_ranks[rank]) for of_ranks in orders]) for rank in range(3)]
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from overlap_callbacks.gate import delays as delays_module
 from overlap_callbacks.gate.gate import Gate
 from tests.distributed import run_ranks
+from tests.gate.test_delays import accepted_orders, run_orders
 from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.left_out import Wait, host_ahead
 from tests.simulated_gpu.parameters import Parameters
@@ -119,3 +120,17 @@ def test_a_delay_lengthens_the_collective_alone_and_changes_no_bit(tmp_path: Pat
             # The step ends with whichever comes last, however late the other rank was.
             for products, _, collective, end in (plain, undelayed, delayed):
                 assert end == pytest.approx(max(products, collective), abs=SLIGHT_NS)
+
+
+def _run_orders(rank: int, parameters: Parameters, orders: list[list[list[str]]]) -> int:
+    with on_device(rank, parameters) as device:
+        return run_orders(rank, orders, device)
+
+
+@pytest.mark.nightly
+def test_delays_hang_in_no_order_that_the_order_check_accepts() -> None:
+    # Each group has a communicator and a stream of its own; the device says which collectives wait for each other.
+    orders, _ = accepted_orders(60)
+    told = Parameters(devices=3, computes=True, stall_s=30, collective_us=500)
+    found = run_ranks(_run_orders, 3, told, orders, backend="", timeout_s=240)
+    assert found == [sum([len(of_ranks[rank]) for of_ranks in orders]) for rank in range(3)]
