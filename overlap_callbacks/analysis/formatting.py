@@ -395,6 +395,38 @@ def one_line(text: str, max_length: int = MAX_TEXT) -> str:
     return shortened(clean(text), max_length)
 
 
+# Width below which names are cut only at the end.
+_MIN_CUT = 7
+
+
+def _shared(name: str, other: str) -> int:
+    """Length of the common prefix of two names."""
+    pairs = enumerate(zip(name, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(name), len(other)))
+
+
+def cut(name: str, column: Sequence[str], width: int) -> str:
+    """A name cut to at most ``width`` characters.
+
+    The start is kept. If other names in the column share it, the remaining width goes to the text around the first
+    character that differs from any of them; otherwise the start takes it all.
+    """
+    if len(name) <= width:
+        return name
+    if width < _MIN_CUT:
+        return name[: max(width - 1, 0)] + "…"[:width]
+    others = [other for other in column if other != name]
+    shared = max((_shared(name, other) for other in others), default=0)
+    if shared < width - 2:
+        return name[: width - 1] + "…"
+    head = width // 3
+    tail = width - head - 1
+    # A few characters before the difference show where it is.
+    begin = max(min(shared - min(4, tail - 2), len(name) - tail), head)
+    rest = name[begin:]
+    return name[:head] + "…" + (rest if len(rest) <= tail else rest[: tail - 1] + "…")
+
+
 _COMMON_PARTS = re.compile(r"^void |\(anonymous namespace\)::|at::native::|c10::")
 
 

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, count, shortened, unit_of
+from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, count, cut, shortened, unit_of
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.report.views.elements import (
     MAX_MATRIX,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_justify": "left"}
 _MAX_LENGTH = 4000
-# Minimum width of a name column, even in a narrow terminal; and the width below which names are cut only at the end.
-_MIN_WIDTH, _MIN_CUT = 12, 7
+# Minimum width of a name column, even in a narrow terminal.
+_MIN_WIDTH = 12
 # Longest bar of a step time.
 _MAX_BAR = 50
 # Lines of the short screen; and what gives way first if it has more, and how many of its lines are left.
@@ -469,31 +469,3 @@ class _DistinctCell:
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         length = min(len(self._name), options.max_width)
         return Measurement(min(_MIN_WIDTH, length), length)
-
-
-def _shared(name: str, other: str) -> int:
-    """Length of the common prefix of two names."""
-    pairs = enumerate(zip(name, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(name), len(other)))
-
-
-def cut(name: str, column: Sequence[str], width: int) -> str:
-    """A name cut to at most ``width`` characters.
-
-    The start is kept. If other names in the column share it, the remaining width goes to the text around the first
-    character that differs from any of them; otherwise the start takes it all.
-    """
-    if len(name) <= width:
-        return name
-    if width < _MIN_CUT:
-        return name[: max(width - 1, 0)] + "…"[:width]
-    others = [other for other in column if other != name]
-    shared = max((_shared(name, other) for other in others), default=0)
-    if shared < width - 2:
-        return name[: width - 1] + "…"
-    head = width // 3
-    tail = width - head - 1
-    # A few characters before the difference show where it is.
-    begin = max(min(shared - min(4, tail - 2), len(name) - tail), head)
-    rest = name[begin:]
-    return name[:head] + "…" + (rest if len(rest) <= tail else rest[: tail - 1] + "…")

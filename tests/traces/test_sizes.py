@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.report.terminal import cut
+from overlap_callbacks.analysis.formatting import cut
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import CollectiveSize
 from tests import kineto

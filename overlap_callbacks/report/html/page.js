@@ -206,29 +206,34 @@
     },
 
     // Figures of several runs against what varies between them. Sizes that double stand at equal distances.
-    against({ series, unit, x_label, numeric, ideal, signed, title }, width) {
+    // What intervals beyond the frame have is cut there. Signed ones of several series stand side by side.
+    against({ series, unit, x_label, numeric, ideal, signed, frame, title }, width) {
       const k = scale(unit);
-      const points = series.flatMap((s) => s.points.map(([x, run, value, low, high]) => ({
-        name: s.name, color: color(s.color), x, run, value, low, high,
+      const points = series.flatMap((s, i) => s.points.map(([x, run, value, low, high]) => ({
+        name: s.name, color: color(s.color), x, run, value, low, high, dx: signed ? 4 * (i - (series.length - 1) / 2) : 0,
       })));
+      const [least, most] = frame ?? [-Infinity, Infinity];
       const places = [...new Set(points.map((d) => d.x))];
       const [first, last] = numeric ? extent(places) : [0, 0];
       const doubling = numeric && first > 0 && last >= 4 * first;
       // Through the means of the runs at one place.
       const means = d3.groups(points, (d) => d.name).flatMap(([name, found]) =>
-        d3.groups(found, (d) => d.x).map(([x, same]) => ({ name, x, color: same[0].color, value: d3.mean(same, (d) => d.value) })));
+        d3.groups(found, (d) => d.x).map(([x, same]) => ({ name, x, color: same[0].color, dx: same[0].dx, value: d3.mean(same, (d) => d.value) })));
       const asRanks = ideal ? places.map((x) => ({ x, value: x / ideal })) : [];
-      const top = d3.max([0, ...points.map((d) => Math.max(d.value, d.high ?? d.value)), ...asRanks.map((d) => d.value)]);
-      const bottom = signed ? d3.min([0, ...points.map((d) => Math.min(d.value, d.low ?? d.value))]) : 0;
+      const top = d3.max([0, ...points.map((d) => Math.max(d.value, Math.min(d.high ?? d.value, most))), ...asRanks.map((d) => d.value)]);
+      const bottom = signed ? d3.min([0, ...points.map((d) => Math.min(d.value, Math.max(d.low ?? d.value, least)))]) : 0;
       const domain = d3.nice(bottom * k, (top || (bottom ? 0 : 1)) * k, 6);
       const y = (key) => (d) => (d[key] == null ? null : d[key] * k);
       const room = width / Math.max(1, places.length) - 8;
       const shown = (x) => (numeric ? x.toLocaleString("en-US") : fitted(x, Math.max(room, 24)));
-      // Every place has its tick, as long as there is room for them.
-      const widest = d3.max(places, (x) => widthOf(shown(x)));
-      const every = Math.max(1, Math.ceil(((widest + 10) * places.length) / (width - 64)));
+      // Every place has its tick, as long as there is room beside the next.
+      const apart = d3.max(places, (x) => widthOf(shown(x))) + 10;
+      const share = (x) => (doubling ? Math.log2(x / first) / Math.log2(last / first) : (x - first) / (last - first || 1));
+      const ticks = numeric ? d3.sort(places, d3.descending).reduce((kept, x) =>
+        (kept.length && share(kept.at(-1)) - share(x) < apart / (width - 92) ? kept : [...kept, x]), []) : [];
+      const besides = d3.groups(points, (d) => d.dx);
       const x = numeric
-        ? { type: doubling ? "log" : "linear", ...(doubling ? { base: 2 } : {}), ticks: places.filter((_, i) => i % every === 0), tickFormat: shown, inset: 14 }
+        ? { type: doubling ? "log" : "linear", ...(doubling ? { base: 2 } : {}), ticks, tickFormat: shown, inset: 14 }
         : { type: "point", domain: places, tickFormat: shown, padding: 0.5 };
       return [plot({
         width, height: 210, marginLeft: Math.max(48, 14 + widthOf(domain[1].toLocaleString("en-US"))), marginTop: 22,
@@ -238,9 +243,11 @@
           Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 5 }),
           Plot.ruleY([0], { stroke: muted }),
           Plot.lineY(asRanks, { x: "x", y: y("value"), stroke: muted, strokeDasharray: "4,3" }),
-          Plot.ruleX(points.filter((d) => d.low != null), { x: "x", y1: y("low"), y2: y("high"), stroke: "color", strokeOpacity: 0.55, strokeWidth: 1.5, clip: true }),
-          numeric ? Plot.lineY(means, { x: "x", y: y("value"), z: "name", stroke: "color", strokeOpacity: 0.5 }) : null,
-          Plot.dot(points, { x: "x", y: y("value"), fill: "color", r: 3.5 }),
+          ...besides.flatMap(([dx, found]) => [
+            Plot.ruleX(found.filter((d) => d.low != null), { x: "x", y1: y("low"), y2: y("high"), stroke: "color", strokeOpacity: 0.55, strokeWidth: 1.5, dx, clip: true }),
+            numeric ? Plot.lineY(means.filter((d) => d.dx === dx), { x: "x", y: y("value"), z: "name", stroke: "color", strokeOpacity: 0.5, dx }) : null,
+            Plot.dot(found, { x: "x", y: y("value"), fill: "color", r: 3.5, dx }),
+          ]),
           Plot.tip(points, Plot.pointer({
             x: "x", y: y("value"),
             title: (d) => `${d.run}\n${x_label} ${d.x.toLocaleString("en-US")}\n${series.length > 1 ? `${d.name}: ` : ""}${withInterval(d, unit)}`,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict
+from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict, call_in_words
 from overlap_callbacks.analysis.causal_findings import Finding, Fix, findings_of, fix_of
-from overlap_callbacks.analysis.formatting import PAGE, count, page_sentence, page_text
+from overlap_callbacks.analysis.formatting import PAGE, count, cut, page_sentence, page_text, rounded
+from overlap_callbacks.analysis.results.causal import DelayedCall
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.prediction import topic_of
 from overlap_callbacks.analysis.statistics import inverted_change
@@ -25,13 +26,14 @@ from overlap_callbacks.report.views.elements import (
     Section,
     Table,
     legend_of,
-    line,
     table_of,
 )
 from overlap_callbacks.report.views.sections import exposure_of
 
+Members = tuple[DelayedCall, ...]
+
 TITLE = "Which collective holds the step up?"
-_MAX_LABEL = 60
+_MAX_LABEL = 72
 _DRAWN = 6
 
 
@@ -41,10 +43,12 @@ def causal(record: Record) -> list[Section]:
     if not found:
         return []
     responses = [finding.response for finding, _ in found]
-    blocks = [_table([finding for finding, _ in found]), *_fixes(record, found), *_chart(responses)]
+    names = _names(responses)
+    shown = [finding for finding, _ in found if not _told(finding.response, responses)]
+    blocks = [_table(shown, names), *_fixes(record, found, names), *_chart(responses, names)]
     missed = sum([window.missed_steps for window in record.causal])
     left_out = f" Left out, as a rank could not delay all: {count(missed, 'step')}." if missed else ""
-    return [Section(TITLE, page_sentence(answer(responses)) + left_out, blocks)]
+    return [Section(TITLE, page_sentence(f"{answer(responses)}.") + left_out, blocks)]
 
 
 def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
@@ -62,7 +66,8 @@ def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
 def causal_document(record: Record) -> Document:
     """What the causal windows of a run found, alone."""
     (section,) = causal(record) or [Section(TITLE, "Too few steps of causal windows count.")]
-    return Document(TITLE, (RunPage("run-1", "", "", section.answer, (), (replace(section, answer=""),)),), "")
+    run = RunPage("run-1", "", "", TITLE, tuple(section.blocks), (), (section.answer,))
+    return Document(TITLE, (run,), "")
 
 
 def answer(responses: Sequence[Response]) -> str:
@@ -71,31 +76,70 @@ def answer(responses: Sequence[Response]) -> str:
     cleared = {member for of in responses if of.verdict is Verdict.SLACK for member in of.delayed.members}
     slack = f"{count(len(cleared), 'collective')} with slack" if cleared else "none with slack so far"
     if not blocking:
-        return f"No single collective is known to hold the step up; {slack}"
-    names = ", ".join([page_text(of.label, _MAX_LABEL) for of in blocking[:3]])
+        more = "" if cleared else ". More windows, a longer run or a quieter machine would tell"
+        return f"No single collective is known to hold the step up; {slack}{more}"
+    known = _names(responses)
+    names = ", ".join([known[of.delayed.members] for of in blocking[:3]])
     more = f" and {len(blocking) - 3} more" if len(blocking) > 3 else ""
     return f"The step waits for {names}{more}; {slack}"
+
+
+def _names(responses: Sequence[Response]) -> dict[Members, str]:
+    """A name for each set, cut so that no two read alike. Of several collectives, their number stands first."""
+    whole = [_in_words(of.delayed.members) for of in responses]
+    alike = Counter(whole)
+    for place, of in enumerate(responses):
+        if alike[whole[place]] > 1:
+            call = of.delayed.members[0]
+            whole[place] += f" ({call.group}, {call.operator})"
+    for width in (_MAX_LABEL, 2 * _MAX_LABEL, max(map(len, whole), default=0)):
+        names = [cut(name, whole, width) for name in whole]
+        if len(set(names)) == len(set(whole)):
+            break
+    return {of.delayed.members: page_text(name) for of, name in zip(responses, names, strict=True)}
+
+
+def _in_words(members: Members) -> str:
+    """E.g. ``6 collectives: all-reduce of bucket 0 … bucket 5``."""
+    if len(members) == 1:
+        return call_in_words(members[0])
+    # Without the parameters of a bucket.
+    first, last = [call_in_words(member).partition(": ")[0] for member in (members[0], members[-1])]
+    kind, of, rest = last.partition(" of ")
+    return f"{len(members)} collectives: {first} … {rest if of and first.startswith(kind + of) else last}"
+
+
+def _told(response: Response, responses: Sequence[Response]) -> bool:
+    """Whether others tell more of all members of a set: what they do or, where it is inconclusive, that none tells."""
+    members = set(response.delayed.members)
+    inconclusive = response.verdict is Verdict.INCONCLUSIVE
+    for of in responses:
+        smaller = len(of.delayed.members) < len(response.delayed.members)
+        decided = of.verdict is Verdict.SLACK or (of.alone and of.verdict is Verdict.BLOCKING)
+        if smaller and (decided or (of.alone and inconclusive)):
+            members.difference_update(of.delayed.members)
+    return not members
 
 
 def _ms(ms: float | None) -> Cell:
     return EMPTY if ms is None else Cell(PAGE.quantity(ms, "ms"), ms)
 
 
-def _table(found: Sequence[Finding]) -> Table:
+def _table(found: Sequence[Finding], names: Mapping[Members, str]) -> Table:
     return table_of(
         "What a delay of it does to the step",
         found,
-        Column("~delayed", lambda of: page_text(of.response.label, _MAX_LABEL)),
-        Column("*", lambda of: of.response.verdict.value),
+        Column("~delayed", lambda of: names[of.response.delayed.members]),
+        Column("*verdict", lambda of: of.response.verdict.value),
         Column("slope", lambda of: of.response.slope.value, 2),
         Column("95% interval", lambda of: _interval(of.response.slope)),
-        Column("slack, ≥", lambda of: _ms(of.slack_ms)),
-        Column("removed, wins ≤", lambda of: _ms(of.won_ms)),
+        Column("slack, ≥", lambda of: _ms(of.slack_ms if of.response.verdict is Verdict.SLACK else None)),
+        Column("wins ≤", lambda of: _ms(of.won_ms)),
         Column("exposed", lambda of: _ms(of.exposed_ms)),
         Column("delay", lambda of: _ms(of.response.delayed.delay_ms)),
         caption="Slope: how much longer the step gets by the longest delay of the collective, over that delay; for a "
         "set, each of which is delayed, over the delay of one. 1: the step waits for it. 0: it may take longer at no "
-        "cost, by the slack. Intervals hold for all rows together.",
+        "cost, by the slack. Wins: by its removal. Intervals hold for all rows together.",
         drop_empty=True,
     )
 
@@ -106,11 +150,13 @@ def _interval(slope: Estimate) -> Cell:
     return Cell(f"{PAGE.number(slope.ci_low, 2)} to {PAGE.number(slope.ci_high, 2)}", slope.value)
 
 
-def _fixes(record: Record, found: Sequence[tuple[Finding, Fix | None]]) -> list[Note | Table]:
+def _fixes(
+    record: Record, found: Sequence[tuple[Finding, Fix | None]], names: Mapping[Members, str]
+) -> list[Note | Table]:
     """Where profile and delays differ, and what to change about the first ones, with what came of it."""
     differing = [(one, words) for one, _ in found if (words := one.contradiction(PAGE))]
     notes: list[Note | Table] = [
-        Note(page_sentence(f"The {page_text(one.response.label, _MAX_LABEL)} is {words}"))
+        Note(page_sentence(f"The {names[one.response.delayed.members]} is {words}."))
         for one, words in differing[:_DRAWN]
     ]
     rows = [(one, fix) for one, fix in found if fix is not None][:_DRAWN]
@@ -119,13 +165,13 @@ def _fixes(record: Record, found: Sequence[tuple[Finding, Fix | None]]) -> list[
         table = table_of(
             "What would fix it",
             rows,
-            Column("~delayed", lambda row: page_text(row[0].response.label, _MAX_LABEL)),
+            Column("~delayed", lambda row: names[row[0].response.delayed.members]),
             Column("*change", lambda row: page_text(row[1].what, 120)),
             Column("wins ≤", lambda row: _ms(row[0].won_ms) if row[1].topic else EMPTY),
             Column("*tried by", lambda row: page_text(row[1].arm, 80)),
             Column("*outcome", lambda row: _outcome(row[1], row[0].response.step_ms, arms)),
-            caption="A change wins at most the collective's length. Give the arm to attach(arms=[...]), or run the "
-            "command; its outcome then stands here, or in overlap predict --ledger.",
+            caption="By delays, where What to try goes by profiles. A change wins at most the collective's length. Of "
+            "an arm given to attach(arms=[...]) the outcome stands here, of a command in overlap predict --ledger.",
             drop_empty=True,
         )
         notes.append(table)
@@ -143,15 +189,32 @@ def _outcome(fix: Fix, step_ms: float, arms: Sequence[ArmSummary]) -> str:
     return "; ".join(words)
 
 
-def _chart(responses: Sequence[Response]) -> list[Chart]:
-    alone = [of for of in responses if of.alone] or list(responses)
-    series = []
-    for of, color in zip(alone[:_DRAWN], RUN_COLORS, strict=False):
-        points = [
-            (round(of.delayed.delay_ms * level / (LEVELS - 1), 3), "", longer_ms)
-            for level, longer_ms in enumerate(of.levels_ms)
-        ]
-        series.append(line(page_text(of.label, _MAX_LABEL), color, points))
-    data = {"unit": "ms", "series": series, "x_label": "delay, ms", "numeric": True, "ideal": None}
-    caption = "How much longer the step gets; one that holds it up rises as its delay does."
+def _chart(responses: Sequence[Response], names: Mapping[Members, str]) -> list[Chart]:
+    alone = [of for of in responses if of.alone] or [of for of in responses if not _told(of, responses)]
+    drawn = alone[:_DRAWN]
+    series = [
+        {"name": names[of.delayed.members], "color": color, "points": _points(of)}
+        for of, color in zip(drawn, RUN_COLORS, strict=False)
+    ]
+    most_ms = max([of.delayed.delay_ms for of in drawn])
+    data = {
+        "unit": "ms", "series": series, "x_label": "delay, ms", "numeric": True, "ideal": 1, "signed": True,
+        "frame": [-0.5 * most_ms, 1.5 * most_ms],
+    }  # fmt: skip
+    caption = (
+        "How much longer the step gets. One that holds it up rises along the dashed line, one with slack stays at "
+        "zero. Whiskers: the slope's interval."
+    )
     return [Chart("against", "Step against delay", data, caption, legend_of(series), in_table=True)]
+
+
+def _points(of: Response) -> list[list[float | str | None]]:
+    """The longer step at each delay; at the longest one as the slope has it, with its interval."""
+    delays_ms = [float(f"{of.delayed.delay_ms * level / (LEVELS - 1):.3g}") for level in range(LEVELS)]
+    slopes = (of.slope.value, of.slope.ci_low, of.slope.ci_high)
+    bounds = [None if slope is None else rounded(slope * delays_ms[-1]) for slope in slopes]
+    first = [
+        [at, of.verdict.value, rounded(longer_ms), None, None]
+        for at, longer_ms in zip(delays_ms, of.levels_ms[:-1], strict=False)
+    ]
+    return [*first, [delays_ms[-1], of.verdict.value, *bounds]]
