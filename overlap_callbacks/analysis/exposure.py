@@ -225,7 +225,9 @@ def first_in_words(found: Exposure, late_rank: int | None = None, style: Style =
     if first is None:
         return ""
     behind = ", with what queues behind it" if first.blocking is None and first.held_ms > first.exposed_ms else ""
-    return f" First by name is {name_in_words(first)}, for {_ms(first.held_ms, style)}{behind}."
+    steps = found.num_steps * found.num_ranks  # none of files without steps
+    held = f"{_ms(first.held_ms / steps, style)} a step" if steps else _ms(first.held_ms, style)
+    return f" First by name is {name_in_words(first)}, for {held}{behind}."
 
 
 def first_by_name(found: Exposure, kinds: Sequence[str] = ()) -> ExposedCollective | None:

@@ -46,8 +46,8 @@ MAX_LINES = 20
 _GIVES_WAY = (
     ("head", 0), ("odd", 3), ("doubts", 4), ("headline", 5), ("cost", 2), ("odd", 2), ("doubts", 2), ("arms", 1),
     ("attention", 3), ("last blank", 0), ("attention", 2), ("blank", 0), ("odd", 1), ("parts", 1), ("doubts", 1),
-    ("cost", 1), ("attention", 1), ("arms", 0), ("headline", 4), ("step", 2), ("first blank", 0), ("step", 1),
-    ("rest", 2),
+    ("cost", 1), ("attention", 1), ("arms", 0), ("causal", 0), ("headline", 4), ("step", 2), ("first blank", 0),
+    ("step", 1), ("rest", 2),
 )  # fmt: skip
 # Lines of the screen of a trace.
 MAX_SCREEN = 24
@@ -76,6 +76,7 @@ class ShortScreen:
     def __init__(self, short: Short, rest: str) -> None:
         notes = f", and {count(short.num_notes, 'note')}" if short.num_notes else ""
         self._short, self._rest = short, f"All tables{notes}: {rest}"
+        self._causal = f": {rest.removesuffix('--all')}--causal"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         parts, width = self._parts(console, options), options.max_width
@@ -108,11 +109,18 @@ class ShortScreen:
             "odd": lines([short.odd]),
             "last blank": [Text()],
             "arms": lines([short.arms]),
+            "causal": lines([self._delays(width)]),
             "step": lines([short.step]),
             "cost": lines([short.cost]),
             "head": _first_lines(lines([short.head]), 1, width),
             "rest": lines([self._rest], "dim"),
         }
+
+    def _delays(self, width: int) -> str:
+        """What delays say, and the command that says more, whole: on one line, or two if it is long."""
+        room = width - len(self._causal)
+        said = shortened(self._short.causal, room if room >= width / 2 else max(room, 0) + width - 20)
+        return f"{said}{self._causal}" if said else ""
 
     def _bars(self, options: ConsoleOptions) -> Iterator[Text]:
         bars = self._short.bars

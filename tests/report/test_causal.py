@@ -16,6 +16,7 @@ from overlap_callbacks.report.record import Record, read
 from overlap_callbacks.report.run_json import run_as_json
 from overlap_callbacks.report.views.causal import causal, causal_document
 from overlap_callbacks.report.views.elements import Chart, Note, Table
+from overlap_callbacks.report.views.sections import ideal
 from overlap_callbacks.sinks import JsonlSink
 from tests.commands import invoke
 from tests.report.arm_runs import arm_window
@@ -175,6 +176,19 @@ def test_inconclusive_rows_have_no_slack_and_say_what_would_tell(tmp_path: Path)
     assert "none with slack so far. More windows, a longer run or a quieter machine would tell." in section.answer
     cleared = job_of(tmp_path / "cleared", delayed(bucket(0), 0.0, 0))
     assert "quieter" not in causal(cleared)[0].answer
+
+
+def test_the_lists_of_what_to_change_refer_to_each_other(tmp_path: Path) -> None:
+    record = job(tmp_path)
+    blocks = [block for section in (*ideal(record), *causal(record)) for block in section.blocks]
+    captions = {block.title: block.caption for block in blocks if isinstance(block, Table)}
+    assert "Which collective holds the step up?" in captions["What to try"]
+    assert "What to try" in captions["What would fix it"]
+    record.causal.clear()
+    (advice,) = [
+        block for block in ideal(record)[0].blocks if isinstance(block, Table) and block.title == "What to try"
+    ]
+    assert "holds the step up" not in advice.caption
 
 
 def test_the_terminal_has_the_title_first(tmp_path: Path) -> None:

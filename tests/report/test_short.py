@@ -29,6 +29,7 @@ from tests.report.expert_runs import write_experts
 from tests.report.runs import full_report, many, rank_window, run_info, window, write
 from tests.report.scaling_runs import write_sized
 from tests.report.screens import SCREENS
+from tests.report.test_causal import job
 from tests.report.test_control import RUN as CONTROL_RUN
 from tests.report.test_control import WINDOWS as CONTROL
 from tests.report.test_one_headline import NOTHING, RUNS, recorded, settled
@@ -131,6 +132,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
         folder, *FOUR, run=run_info(framework="f" * 300, device="NVIDIA " * 60, backend="nccl," * 40)
     ),
     "experts": write_experts,
+    "delays": lambda folder: job(folder).path,
     "sizes": lambda folder: write_sized(folder, 8),
     "broken": broken,
     "race": lambda folder: write(folder, *[msgspec.structs.replace(one, race=RACE) for one in FOUR]),
@@ -167,6 +169,7 @@ def test_every_run_fits_in_twenty_lines_and_nothing_that_a_reader_needs_is_cut(t
         assert short.cost in text or kind == "all at once"
         assert ("Why: " in text) is bool(found.why)
         assert text.endswith(": overlap show overlap_runs/2026-11-29T05-00-00 --all")
+        assert ("--causal" in text) is bool(short.causal) is (kind == "delays")
         assert not re.search("What to do: .*To try first: ", text)  # one next step
         blank = [place for place, line in enumerate(lines) if not line]
         assert blank or kind == "all at once"

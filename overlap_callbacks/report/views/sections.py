@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
-from overlap_callbacks.analysis.causal import slopes_by_name
+from overlap_callbacks.analysis.causal import responses_of, slopes_by_name
 from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows, with_blocking
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
@@ -215,7 +215,7 @@ def exposure_of(record: Record) -> WindowsExposure | None:
 def ideal(record: Record) -> list[Section]:
     """What limits a step, what to try, and where the time goes; nothing if none of it is known."""
     found = record.bottleneck()
-    blocks: list[Block] = [] if found is None else [advice_table(found)]
+    blocks: list[Block] = [] if found is None else [advice_table(found, delays=bool(responses_of(record.causal)))]
     drawn = record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
@@ -280,15 +280,15 @@ def dimension_chart(window: OverlapReport) -> Chart:
 # -- what to try
 
 
-def advice_table(found: Bottleneck) -> Table:
-    """What to try, with the reason, most promising first."""
+def advice_table(found: Bottleneck, *, delays: bool) -> Table:
+    """What to try, with the reason, most promising first. ``delays``: whether collectives were delayed too."""
     return table_of(
         "What to try",
         found.advice,
         Column("*Try", lambda advice: advice.what),
         Column("*Since", lambda advice: f"{advice.why} Note: {advice.held}." if advice.held else advice.why),
         Column("*The docs say more", lambda advice: advice.link),
-        caption="overlap --help says where docs/ is.",
+        caption="overlap --help says where docs/ is." + (" By delays: Which collective holds the step up?" * delays),
         sorts=False,
     )
 

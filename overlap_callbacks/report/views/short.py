@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.causal import responses_of
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
     PLAIN,
@@ -27,6 +28,7 @@ from overlap_callbacks.analysis.run_summary import COUNTS
 from overlap_callbacks.analysis.watch import change_sentence
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
+from overlap_callbacks.report.views.causal import answer
 from overlap_callbacks.report.views.quality import cost_in_words, unreadable, windows_that_count
 from overlap_callbacks.report.views.runs import attention, head_of
 from overlap_callbacks.report.views.step_charts import named_parts, part_in_words, whole_step
@@ -61,6 +63,7 @@ class Short(NamedTuple):
         saved: what overlap saves in each of many windows, as a fraction.
         odd: about those windows.
         arms: the best switch, if any was turned.
+        causal: which collective holds the step up, if any was delayed.
         step: the one thing to do next.
         cost: of measuring, and about the intervals.
         head: what ran where.
@@ -76,6 +79,7 @@ class Short(NamedTuple):
     saved: tuple[float, ...]
     odd: str
     arms: str
+    causal: str
     step: str
     cost: str
     head: str
@@ -102,6 +106,7 @@ def short_of(record: Record) -> Short:
         () if few or record.control else tuple([_saved(window) for window in counting]),
         "" if few or record.control else _odd(record, counting),
         "".join([section.answer for section in arms(record)]),
+        answer(delayed) if (delayed := responses_of(record.causal)) else "",
         next_step(record.summary, found, record.bottleneck()),
         " ".join(
             filter(None, (goodput_sentence(record.goodput), cost and f"Cost of measuring: {cost}.", found.interval))

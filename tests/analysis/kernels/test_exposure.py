@@ -148,7 +148,7 @@ def test_a_long_collective_that_is_hidden_answers_for_those_that_it_makes_late()
     assert rows["last"].queued_ms == pytest.approx(2 * 2 / 16, abs=1e-5)
     assert rows["a"].queued_ms == 0  # compute came between
     assert exposure_sentence(found).endswith(
-        " First by name is the all-reduce of long, for 3.21 ms, with what queues behind it."
+        " First by name is the all-reduce of long, for 3.21 ms a step, with what queues behind it."
     )
     sentence = exposure_sentence(found, late_rank=3)
     assert sentence.endswith(" What holds steps up most is waiting for rank 3, not a layer.")
@@ -169,7 +169,7 @@ def test_waiting_for_a_rank_does_not_make_a_layer_first_and_what_delays_show_com
     shown = with_blocking(found, {("all_reduce", "long"): 0.02, ("all_reduce", "b"): 1.0, ("all_gather", "last"): 1.0})
     assert [row.name for row in shown.names][:2] == ["b", "last"]
     assert {row.name: row.blocking for row in shown.names} == {"b": 1.0, "long": 0.02, "a": None, "last": None}
-    assert "First by name is the all-reduce of b, for 2.00 ms." in exposure_sentence(shown)
+    assert "First by name is the all-reduce of b, for 2.00 ms a step." in exposure_sentence(shown)
 
 
 def test_only_the_steps_that_are_asked_for_count_and_kernels_without_a_collective_have_no_size() -> None:
