@@ -104,9 +104,9 @@ CHARGED = Spending()  # of the rank's process
 class _Watched(analysis.Decider):
     """Notes what is charged."""
 
-    def choose(self, window: int, now_s: float, arm_steps: int, *, asked: bool = False) -> analysis.Choice:
+    def choose(self, *given: Any, **named: Any) -> analysis.Choice:
         CHARGED.spend(0.0)
-        return super().choose(window, now_s, arm_steps, asked=asked)
+        return super().choose(*given, **named)
 
     def record(self, report: Any, cost_s: float | None) -> None:
         CHARGED.spend(cost_s or 0.0)
