@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -153,7 +154,10 @@ def findings_of(
 def fix_of(
     found: Finding, exposure: Exposure | None, configuration: Mapping[str, Setting], late_rank: int | None = None
 ) -> Fix | None:
-    """What to change about a collective that holds the step up; None if it does not, or nothing is known to help."""
+    """What to change about a collective that holds the step up; None if it is not known to.
+
+    ``exposure``: with the slopes of delays (``with_blocking``).
+    """
     if not found.response.alone or found.response.verdict is not Verdict.BLOCKING:
         return None
     call, in_flight_ms = found.response.delayed.members[0], (found.exposed_ms or 0.0) + (found.hidden_ms or 0.0)
@@ -161,51 +165,64 @@ def fix_of(
         rank = "the rank that comes last" if late_rank is None else f"rank {late_rank}"
         return Fix(f"this is {rank}, not communication: the others wait for it most of the collective's time")
     kind = collective_of(call.operator)
-    if kind == "all_gather" and "fsdp_units" in configuration:
-        return Fix("prefetch one unit earlier", "prefetch", "Prefetch(2, 2)")
+    if kind == "all_gather" and "fsdp_prefetch" in configuration:  # FSDP2, which by default gathers one ahead
+        ahead = max(1, _number(configuration["fsdp_prefetch"])) + 1
+        if ahead < _number(configuration.get("fsdp_units"), ahead + 1):
+            return Fix("prefetch one unit earlier", "prefetch", f"Prefetch({ahead}, {ahead})")
     if kind == "all_gather" and configuration.get("zero_stage") == 3:
-        elements = configuration.get("zero_prefetch_bucket_size")
-        twice = 2 * int(elements) if isinstance(elements, (int, float)) else 100_000_000
+        twice = 2 * _number(configuration.get("zero_prefetch_bucket_size")) or 100_000_000
         return Fix("prefetch more parameters", "prefetch", f"ZeroPrefetchBucket({twice})")
+    general = Fix("no setting is known for it alone: see what to try for the whole step")
     if kind in ("all_reduce", "reduce_scatter") and "ddp_bucket_cap_bytes" in configuration:
-        return next(_bucket_fixes(call.name, exposure, configuration), None)
-    return None
+        return next(_bucket_fixes(call.name, exposure, configuration), general)
+    return general
+
+
+def _number(setting: Setting | None, unknown: int = 0) -> int:
+    return int(setting) if isinstance(setting, (int, float)) and math.isfinite(setting) else unknown
 
 
 def _bucket_fixes(name: str, exposure: Exposure | None, configuration: Mapping[str, Setting]) -> Iterator[Fix]:
-    """A larger one of a short message if others would merge with it; else a smaller one."""
+    """A larger one of a short message, if it merges with others and none of them is known to have slack.
+
+    Those with slack would make it longer for nothing. Else a smaller one that splits it.
+    """
     cap, number = configuration["ddp_bucket_cap_bytes"], _BUCKET.match(name)
     if not isinstance(cap, (int, float)) or number is None:
         return
-    own = int(number[1])
-    buckets = _bytes_of_buckets(exposure)
+    own, now = int(number[1]), f"{cap / _MIB:.3g}"
+    rows = _rows_of_buckets(exposure)
+    buckets = {bucket: row.most_bytes or 0 for bucket, row in rows.items()}
     all_bytes = gradient_bytes_of(configuration) or float(sum(buckets.values()))
-    now = f"{cap / _MIB:.3g}"
+
+    def resized(size: str, why: str, *, rises: bool) -> Fix:
+        what = f"{'raise' if rises else 'lower'} the bucket from {now} to {size} MB: {why}"
+        return Fix(what, "buckets", f"overlap tune --arg bucket-mb={now},{size} -- COMMAND", rises)
+
+    beside_slack = False
     for size in bucket_sizes(all_bytes, cap, larger=True) if buckets.get(own, 0) < SHORT_MESSAGE_BYTES else ():
         merged = merged_buckets(buckets, own, float(size) * _MIB)
-        if len(merged) > 1:
-            yield Fix(
-                f"raise the bucket from {now} to {size} MB: buckets {merged[0]} to {merged[-1]} merge",
-                "buckets",
-                f"overlap tune --arg bucket-mb={now},{size} -- COMMAND",
-                rises=True,
-            )
+        if any(rows[bucket].blocking == 0 for bucket in merged):
+            beside_slack = True
+        elif len(merged) > 1:
+            yield resized(size, f"buckets {merged[0]} to {merged[-1]} merge", rises=True)
+    is_last = beside_slack and own == max(buckets)
+    why = "the last message gets shorter" if is_last else f"bucket {own} begins earlier"
     for size in bucket_sizes(all_bytes, cap, larger=False):
-        yield Fix(
-            f"lower the bucket from {now} to {size} MB: bucket {own} begins earlier",
-            "buckets",
-            f"overlap tune --arg bucket-mb={now},{size} -- COMMAND",
-            rises=False,
-        )
+        if float(size) * _MIB < buckets.get(own, math.inf):
+            yield resized(size, why, rises=False)
+    if beside_slack:
+        why = "nothing is left to hide it, and " if is_last else ""
+        yield Fix(f"no bucket size is known to help bucket {own}: {why}what would merge with it has slack")
 
 
-def _bytes_of_buckets(exposure: Exposure | None) -> dict[int, int]:
-    """Bytes of each bucket that has a number, by that."""
+def _rows_of_buckets(exposure: Exposure | None) -> dict[int, ExposedCollective]:
+    """Of each bucket that has a number and a size, by that."""
     found = {}
     for row in () if exposure is None else exposure.names:
         number = _BUCKET.match(row.name)
         if number is not None and row.most_bytes:
-            found[int(number[1])] = row.most_bytes
+            found[int(number[1])] = row
     return dict(sorted(found.items()))
 
 

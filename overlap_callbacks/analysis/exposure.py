@@ -34,6 +34,8 @@ _COUNTS = 0.1
 # From these shares of the exposed time on, a row has *all* of it, one rank has it *alone*, and a row is named.
 _ALL, _ALONE, _NAMED = 0.99, 0.9, 0.1
 _MAX_NAMED = 3
+# Windows, the last ones that count, over which the page and W&B add up what is exposed.
+MAX_WINDOWS = 8
 # A name that is only a place: ``all_reduce 3 of 12``; or none at all.
 _BY_PLACE = re.compile(r"(\w+ \d+ of \d+)?")
 # A row begins or ends the step if no more than this share of the step's compute is before or after it.
@@ -162,7 +164,7 @@ def over_windows(found: Sequence[Exposure]) -> Exposure | None:
 
 
 def with_blocking(found: Exposure, slopes: Mapping[tuple[str, str], float]) -> Exposure:
-    """The same with the slopes of delays, by collective and name, and those that hold steps up most first."""
+    """The same with ``causal.slopes_by_name``, and those that hold steps up most first."""
     names = [msgspec.structs.replace(row, blocking=slopes.get((row.collective, row.name))) for row in found.names]
     return msgspec.structs.replace(found, names=_first_by_name(names))
 
@@ -218,7 +220,9 @@ def exposure_sentence(found: Exposure, style: Style = PLAIN, late_rank: int | No
 
 
 def first_in_words(found: Exposure, late_rank: int | None = None, style: Style = PLAIN) -> str:
-    """What holds steps up most, as a sentence that follows another; empty if nothing has a name."""
+    """What holds steps up most, as a sentence that follows another; empty if that has no name."""
+    if found.names and all(row.blocking == 0 for row in found.names):
+        return " No collective holds steps up: delays show slack of each."
     if late_rank is not None:
         return f" What holds steps up most is waiting for rank {late_rank}, not a layer."
     first = first_by_name(found)

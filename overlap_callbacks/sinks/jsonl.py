@@ -30,7 +30,9 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import predictions_of
+from overlap_callbacks.analysis.causal import slopes_by_name
 from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
+from overlap_callbacks.analysis.exposure import with_blocking
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.causal import CausalWindow
 from overlap_callbacks.analysis.results.change import Change
@@ -109,7 +111,8 @@ class JsonlSink(Sink):
     def log_causal(self, window: CausalWindow) -> None:
         self._write("causal", window)
         self._causal.append(window)
-        exposure, configuration = self._exposure, {} if self._run is None else self._run.configuration
+        configuration = {} if self._run is None else self._run.configuration
+        exposure = None if self._exposure is None else with_blocking(self._exposure, slopes_by_name(self._causal))
         fixes = [(found, fix_of(found, exposure, configuration)) for found in findings_of(self._causal, exposure)]
         self._predict([fix.prediction(found) for found, fix in fixes if fix is not None], delayed=True)
 

@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.causal import (
     ranked,
     response_of,
     responses_of,
+    slopes_by_name,
 )
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 
@@ -178,6 +179,21 @@ def test_intervals_widen_with_the_sets_and_the_looks() -> None:
     widths = [of.slope.ci_high - of.slope.value for of in (alone, both[0], again[0])]  # type: ignore[operator]
     assert widths[0] < widths[1]
     assert again[0].slope.num_blocks == 2 * alone.slope.num_blocks
+
+
+def test_names_have_the_slopes_of_verdicts_alone() -> None:
+    """What is inconclusive has none, and what holds a set up is none of its members'."""
+    named = [("all_reduce", call.name) for call in CALLS]
+    assert slopes_by_name([window(0)]) == {named[0]: pytest.approx(1, abs=0.02)}
+    assert slopes_by_name([window(3, noise=10)]) == {}
+    assert slopes_by_name([window(0, CALLS)]) == {}
+    # All of a set with slack have it, also one that is inconclusive alone.
+    assert slopes_by_name([window(99, CALLS), window(3, noise=10)]) == dict.fromkeys(named, 0)
+    # One of a name is enough to hold the step up, and all of it must have slack.
+    again = DelayedCall("allreduce_", "data", 1, CALLS[0].name)
+    assert slopes_by_name([window(99), window(3, [again], noise=10)]) == {}
+    assert slopes_by_name([window(99), window(99, [again])]) == {named[0]: 0}
+    assert slopes_by_name([window(99), window(0, [again])]) == {named[0]: pytest.approx(1, abs=0.02)}
 
 
 def test_delays_follow_the_step_and_the_size_of_the_set() -> None:

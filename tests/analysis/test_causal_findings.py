@@ -111,9 +111,52 @@ def test_a_large_bucket_is_made_smaller() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes_mb", "own", "slack", "what"),
+    [
+        (6 * [1.0], 5, {2}, "raise the bucket from 1 to 3 MB: buckets 3 to 5 merge"),
+        (6 * [1.0], 5, {4}, "no bucket size is known to help bucket 5: nothing is left to hide it, and what would"),
+        (6 * [1.0], 1, {0}, "no bucket size is known to help bucket 1: what would merge with it has slack"),
+        ([0.3, 0.9, 0.3, 0.75], 3, {2}, "lower the bucket from 1 to 0.56 MB: the last message gets shorter"),
+    ],
+)
+def test_a_bucket_is_not_merged_with_what_has_slack(
+    sizes_mb: list[float], own: int, slack: set[int], what: str
+) -> None:
+    """Its message would be longer, and begin no earlier."""
+    rows = [exposed("all_reduce", f"bucket {n}: a … b", 1.0, 1.0, size=int(mb * MIB)) for n, mb in enumerate(sizes_mb)]
+    rows = [msgspec.structs.replace(row, blocking=0.0 if n in slack else None) for n, row in enumerate(rows)]
+    fix = bucket_fix(own, rows, {**DDP, "parameters": int(sum(sizes_mb) * MIB / 4)})
+    assert fix is not None
+    assert fix.what.startswith(what)
+    assert (fix.rises, bool(fix.topic), bool(fix.arm)) == (not what.startswith("lower"), *2 * ["MB" in what])
+
+
+REDUCE = DelayedCall("_reduce_scatter_base_", "data", 0, "layers.3")
+
+
+@pytest.mark.parametrize(
+    ("call", "configuration"),
+    [
+        (GATHER, {"fsdp_units": 12, "fsdp_sharding": "FULL_SHARD"}),  # FSDP1 has no arm
+        (GATHER, {"fsdp_units": 4, "fsdp_prefetch": 3}),  # no other unit is left
+        (REDUCE, {"fsdp_units": 12, "fsdp_prefetch": 0}),
+        (REDUCE, {"zero_stage": 2, "zero_reduce_bucket_size": 1000}),
+        (DelayedCall("allreduce_", "tensor", 0, "layers.3.mlp"), {}),
+    ],
+)
+def test_where_no_setting_is_known_it_is_said(call: DelayedCall, configuration: dict[str, Setting]) -> None:
+    found, exposure = finding(call, 0.95)
+    assert fix_of(found, exposure, configuration) == Fix(
+        "no setting is known for it alone: see what to try for the whole step"
+    )
+
+
+@pytest.mark.parametrize(
     ("configuration", "arm"),
     [
-        ({"fsdp_units": 12}, "Prefetch(2, 2)"),
+        ({"fsdp_units": 12, "fsdp_prefetch": 0}, "Prefetch(2, 2)"),
+        ({"fsdp_units": 12, "fsdp_prefetch": 2}, "Prefetch(3, 3)"),
+        ({"zero_stage": 3, "zero_prefetch_bucket_size": 0}, "ZeroPrefetchBucket(100000000)"),
         ({"zero_stage": 3, "zero_prefetch_bucket_size": 5000}, "ZeroPrefetchBucket(10000)"),
     ],
 )

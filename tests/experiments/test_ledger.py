@@ -15,7 +15,9 @@ from torch.distributed.fsdp import fully_shard
 
 from overlap_callbacks import arms
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.causal import DelayedCall
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.prediction import Prediction, topic_of
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo, Workload
 from overlap_callbacks.experiments.ledger import Entry, Tally, ledger, seldom_held
@@ -168,7 +170,7 @@ def test_each_prediction_counts_once_and_the_last_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tries", ["prefetch_2_2", "no_reshard"])
 def test_a_prediction_is_made_anew_until_an_arm_tries_it_and_best_by_delays(tmp_path: Path, tries: str) -> None:
     sink = JsonlSink(tmp_path)
-    sink.open(job(configuration={"fsdp_units": 12}))
+    sink.open(job(configuration={"fsdp_units": 12, "fsdp_prefetch": 0}))
     _, exposure = finding(GATHER, 1.0, exposed("all_gather", "layers.3", 3.0, 2.0))
     report = msgspec.structs.replace(window(0), exposure=exposure)
     with mock.patch("overlap_callbacks.sinks.jsonl.predictions_of", return_value=[PREFETCH, BUCKETS]):
@@ -185,6 +187,20 @@ def test_a_prediction_is_made_anew_until_an_arm_tries_it_and_best_by_delays(tmp_
     assert slopes == pytest.approx([0.95, 0.9] + [0.85] * (tries != "prefetch_2_2"), abs=0.02)
     assert [line["topic"] for line in lines(tmp_path)][:2] == ["prefetch", "buckets"]
     assert len(lines(tmp_path)) == 2 + len(slopes)
+
+
+@pytest.mark.parametrize(("slope", "rises"), [(0.0, []), (1.0, [True])])
+def test_buckets_that_would_merge_with_slack_are_not_predicted(tmp_path: Path, slope: float, rises: list[bool]) -> None:
+    calls = [DelayedCall("allreduce_", "data", 0, f"bucket {number}: a … b") for number in range(2, 6)]
+    rows = [exposed("all_reduce", call.name, 1.0, 1.0) for call in calls]
+    sink = JsonlSink(tmp_path)
+    sink.open(job(configuration={"ddp_bucket_cap_bytes": 2**20, "parameters": 2**20, "parameter_types": "float32"}))
+    sink.log(msgspec.structs.replace(window(0), exposure=Exposure(5, 2, (), (), tuple(rows))))
+    sink.log_causal(delayed(calls[2], slope))
+    sink.log_causal(delayed(calls[3], 1.0))
+    sink.close()
+    by_delays = [line for line in lines(tmp_path) if line["topic"] == "buckets" and "slope" in line.get("assumes", "")]
+    assert [line["rises"] for line in by_delays] == rises
 
 
 def test_a_restarted_job_predicts_anew(tmp_path: Path) -> None:

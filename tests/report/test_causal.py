@@ -80,7 +80,7 @@ def columns(record: Record) -> set[str]:
 
 def job(folder: Path) -> Record:
     sink = JsonlSink(folder)
-    sink.open(run_info(configuration={"fsdp_units": 24}))
+    sink.open(run_info(configuration={"fsdp_units": 24, "fsdp_prefetch": 0}))
     sink.log(window(0))
     for number, (call, slope) in enumerate([(SLACK, 0.05), (HIDDEN, 0.9), (GATHER, 1.0)]):
         sink.log_causal(delayed(call, slope, 2 * number + 1))
@@ -104,7 +104,8 @@ def test_page_and_terminal_say_what_holds_the_step_up_and_where_the_profile_diff
     assert [row[0].text for row in table.rows] == [
         "all-gather of layers.3", "all-reduce of layers.7.mlp.linear_fc2", "reduce-scatter of layers.0",
     ]  # fmt: skip
-    assert [row[0].text for row in fixes.rows] == ["all-gather of layers.3"]
+    assert [row[0].text for row in fixes.rows] == ["all-gather of layers.3", "all-reduce of layers.7.mlp.linear_fc2"]
+    assert fixes.rows[1][1].text.startswith("no setting is known for it alone")
     told = " ".join([cell.text for cell in fixes.rows[0]])
     assert "prefetch one unit earlier" in told
     assert "Prefetch(2, 2)" in told

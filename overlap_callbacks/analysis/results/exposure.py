@@ -34,7 +34,8 @@ class ExposedCollective(msgspec.Struct, frozen=True):
         path_ms: there, their time on the steps' critical paths; None if unknown.
         queued_ms: exposed time that they answer for, their own or of those that queue behind them; adds up to the
             exposed time too. None in records that lack it.
-        blocking: the slope of the step time over a delay of them (``analysis/causal.py``); None if not tried.
+        blocking: the slope of the step time over a delay of them (``analysis/causal.py``), if they hold the step up; 0
+            if they have slack; None if that is not known.
     """
 
     collective: str

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
 from overlap_callbacks.analysis.causal import responses_of, slopes_by_name
-from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows, with_blocking
+from overlap_callbacks.analysis.exposure import MAX_WINDOWS, exposure_sentence, over_windows, with_blocking
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
@@ -190,9 +190,6 @@ def _why_no_kernels(record: Record) -> str:
 
 # -- how far from ideal?
 
-# Windows over which exposed collectives are added up.
-_MAX_WINDOWS = 8
-
 
 class WindowsExposure(NamedTuple):
     """Which collectives are exposed in some windows, by their numbers in words."""
@@ -203,7 +200,7 @@ class WindowsExposure(NamedTuple):
 
 def exposure_of(record: Record) -> WindowsExposure | None:
     """Which collectives are exposed in the profiled steps of the last windows that count; None if that is not known."""
-    windows = record.last_valid("exposure", _MAX_WINDOWS)
+    windows = record.last_valid("exposure", MAX_WINDOWS)
     found = over_windows([window.exposure for window in windows if window.exposure is not None])
     if found is None:
         return None

@@ -51,13 +51,17 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 
 
 class SoFar(NamedTuple):
-    """Summary of the run so far: means over the windows that count, the first step of these, and what bounds steps."""
+    """Summary of the run so far: means over the windows that count, the first step of these, and what bounds steps.
+
+    ``late_rank``: that others wait for, if any.
+    """
 
     headline: Headline
     num_windows: int
     first_step: int | None
     figures: Mapping[str, Estimate]
     why: Sequence[str] = ()
+    late_rank: int | None = None
 
     @classmethod
     def of(cls, summary: RunSummary) -> SoFar:
@@ -69,7 +73,8 @@ class SoFar(NamedTuple):
             "" if found is None else found.sentence(),
             "" if summary.control else next_step(summary, headline, found),
         )
-        return cls(headline._replace(what_to_do=""), len(valid), first_step, summary.pooled(), why)
+        late = None if found is None or found.late is None else found.late.rank
+        return cls(headline._replace(what_to_do=""), len(valid), first_step, summary.pooled(), why, late)
 
 
 def step_card(report: OverlapReport, so_far: SoFar) -> str:

@@ -262,7 +262,7 @@ class WandbSink(Summaries, Sink):
         # user may have begun another row by then.
         if row.pictured is not None:
             report, so_far = row.pictured
-            content = {**_detailed(tables(report, so_far.figures), self._detail), **self._causal.content()}
+            content = _detailed(tables(report, so_far.figures), self._detail) | self._causal.content(so_far.late_rank)
             part = {**_tables(wandb, content), STEP_KEY: row.metrics[STEP_KEY]}
             self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
 
@@ -382,7 +382,8 @@ def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[st
 
 def _last_tables(summary: RunSummary, arms: Sequence[ArmReport], causal: CausalTable) -> dict[str, Any]:
     """Of the whole run, with the step of its last window."""
-    last = {**({ARMS_TABLE: arm_table(summary, arms)} if arms else {}), **causal.content()}
+    late_rank = cards.SoFar.of(summary).late_rank
+    last = {**({ARMS_TABLE: arm_table(summary, arms)} if arms else {}), **causal.content(late_rank)}
     step = max([report.first_step for report in arms] + [window.first_step for window in causal.windows])
     return {**_tables(sys.modules["wandb"], last), STEP_KEY: step}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import msgspec
 from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.causal import slopes_by_name
 from overlap_callbacks.analysis.causal_findings import findings_of, fix_of
-from overlap_callbacks.analysis.exposure import over_windows, with_blocking
+from overlap_callbacks.analysis.exposure import MAX_WINDOWS, over_windows, with_blocking
 from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
@@ -22,6 +23,7 @@ from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo, Setting
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 
 NAMES_TABLE = "comm/names"
@@ -104,29 +106,32 @@ class CausalTable:
 
     def __init__(self) -> None:
         self.windows: list[CausalWindow] = []
-        self._detailed: OverlapReport | None = None
-        self._exposure: Exposure | None = None  # of all windows that count
+        self._collectives: Sequence[CollectiveTime] = ()  # of the last window that counts
+        self._exposed: deque[Exposure] = deque(maxlen=MAX_WINDOWS)
         self._configuration: Mapping[str, Setting] = {}
 
     def note(self, report: OverlapReport, run: RunInfo | None) -> None:
         """Note a window of the usual kind: it tells what is exposed."""
-        self._detailed = self._detailed if report.exposure is None else report
-        if report.exposure is not None and report.valid:
-            self._exposure = over_windows([*filter(None, [self._exposure]), report.exposure])
+        if report.valid and report.complete:
+            self._collectives = report.collectives or self._collectives
+            self._exposed += filter(None, [report.exposure])
         self._configuration = {} if run is None else run.configuration
 
     @property
     def exposure(self) -> Exposure | None:
-        """Over all windows that count, with the slopes of delays; None if that is not known."""
-        return None if self._exposure is None else with_blocking(self._exposure, slopes_by_name(self.windows))
+        """Over the last windows that count, as on the page, with the slopes of delays; None if that is not known."""
+        found = over_windows(self._exposed)
+        return None if found is None else with_blocking(found, slopes_by_name(self.windows))
 
-    def content(self) -> dict[str, Table]:
-        """The table by its key, and that of names with their slopes; nothing without causal windows."""
-        known = self._detailed
-        exposure, collectives = (None, ()) if known is None else (known.exposure, known.collectives)
+    def content(self, late_rank: int | None = None) -> dict[str, Table]:
+        """The table by its key, and that of names with their slopes; nothing without causal windows.
+
+        ``late_rank``: that others wait for, if any.
+        """
+        exposure = self.exposure
         rows: list[list[Any]] = []
-        for found in findings_of(self.windows, exposure, collectives):
-            of, fix = found.response, fix_of(found, exposure, self._configuration)
+        for found in findings_of(self.windows, exposure, self._collectives):
+            of, fix = found.response, fix_of(found, exposure, self._configuration, late_rank)
             rows.append([
                 of.label, of.num_windows, of.delayed.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
                 found.slack_ms, found.won_ms, found.exposed_ms, of.verdict.value, found.contradiction(),
@@ -134,8 +139,7 @@ class CausalTable:
             ])  # fmt: skip
         if not rows:
             return {}
-        named = self.exposure
-        names = {} if named is None or not named.names else {NAMES_TABLE: _table(NAME_COLUMNS, named.names)}
+        names = {} if exposure is None or not exposure.names else {NAMES_TABLE: _table(NAME_COLUMNS, exposure.names)}
         return {CAUSAL_TABLE: Table(CAUSAL_COLUMNS, rows), **names}
 
 

@@ -172,6 +172,18 @@ def test_waiting_for_a_rank_does_not_make_a_layer_first_and_what_delays_show_com
     assert "First by name is the all-reduce of b, for 2.00 ms a step." in exposure_sentence(shown)
 
 
+def test_what_has_slack_is_never_first_and_of_slack_alone_none_is() -> None:
+    found = named(QUEUE, ["a", "long", "b", "last"])
+    slack = {(row.collective, row.name): 0.0 for row in found.names}
+    assert exposure_sentence(with_blocking(found, slack), late_rank=3).endswith(
+        " No collective holds steps up: delays show slack of each."
+    )
+    (reduced,) = [key for key in slack if key[1] == "last"]
+    some = with_blocking(found, {key: slope for key, slope in slack.items() if key != reduced})
+    assert " First by name is the all-reduce of last, for " in exposure_sentence(some)
+    assert some.names[0].blocking is None
+
+
 def test_only_the_steps_that_are_asked_for_count_and_kernels_without_a_collective_have_no_size() -> None:
     kernels, issued = profile()
     found = reported(of_rank(exposed_collectives(align(kernels, {0: issued[0], 1: []}), {1: 44}), 0))

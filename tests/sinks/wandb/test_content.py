@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.causal import levels_of
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
+from overlap_callbacks.analysis.results.estimate import Spread
 from overlap_callbacks.analysis.results.figure import Figure, Value
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -429,6 +430,33 @@ def test_the_end_comes_whatever_the_run_does_with_the_rows_that_wait() -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert [*dict.fromkeys(row["overlap/step"] for row in run.rows)] == [20, 520, 1020]
+
+
+def test_the_table_of_delays_names_the_late_rank_and_leaves_windows_out_that_do_not_count(tmp_path: Path) -> None:
+    delayed, levels = DelayedSet((DelayedCall("_reduce_scatter_base_", "data", 0, "layers.0"),), 10.0), levels_of(54)
+    step_ms = tuple([100 + 5.0 * level for level in levels])
+    report = window(0)
+    assert report.exposure is not None
+    waiting = [msgspec.structs.replace(row, waiting_ms=row.exposed_ms) for row in report.exposure.names]
+    report = msgspec.structs.replace(
+        report,
+        exposure=msgspec.structs.replace(report.exposure, names=tuple(waiting)),
+        spread={"exposed_comm_ms": Spread(0, 500, 1, 0, 1), "compute_busy_ms": Spread(0, 500, 0, 1, 1)},
+    )
+    longer = [msgspec.structs.replace(row, exposed_ms=99 * row.exposed_ms) for row in waiting]
+    invalid = msgspec.structs.replace(
+        report, valid=False, exposure=msgspec.structs.replace(report.exposure, names=tuple(longer))
+    )
+    sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=tmp_path)
+    sink.open(run_info())
+    sink.log_causal(CausalWindow(window=1, first_step=500, delayed=delayed, levels=levels, step_ms=step_ms))
+    sink.log(report)
+    sink.log(invalid)
+    sink.close()
+    for table in read_run(tmp_path).tables("overlap/causal"):
+        (row,) = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert row["change"].startswith("this is rank 1, not communication")
+        assert row["exposed_ms"] == 6.0
 
 
 def test_the_table_of_delays_comes_during_the_run(tmp_path: Path) -> None:
