@@ -30,6 +30,7 @@ from tests.docs.test_tutorial import RECORDS
 from tests.margins import PATIENCE_S
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
+from tests.report.test_causal import job as delayed_job
 from tests.report.traffic_runs import Layout, with_sizes, write_run
 from tests.traces import nsys_file
 
@@ -81,6 +82,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_sized(folder / f"RUN{number}", 2, settings={"bucket_mb": number})
     write(folder / "checked", window(0), window(1))
     write(folder / "overlap_runs" / "20260101-120000", *[with_sizes(window(i)) for i in range(13)])
+    delayed_job(folder / "delays")
     write_run(folder / "RUN", Layout(2, 2, 2, ranks_per_host=4))
     for name in ("baselines/RUN", "overlap_runs/<time>", "newer/overlap_runs"):
         newest = write_run(folder / name, Layout(1, 1, 8, ranks_per_host=4))

@@ -92,11 +92,13 @@ def _names(responses: Sequence[Response]) -> dict[Members, str]:
         if alike[whole[place]] > 1:
             call = of.delayed.members[0]
             whole[place] += f" ({call.group}, {call.operator})"
+    ordered = sorted(set(whole))
     for width in (_MAX_LABEL, 2 * _MAX_LABEL, max(map(len, whole), default=0)):
-        names = [cut(name, whole, width) for name in whole]
-        if len(set(names)) == len(set(whole)):
+        # Of all others, those beside it in order share most of a name.
+        cuts = {name: cut(name, ordered[max(0, place - 1) : place + 2], width) for place, name in enumerate(ordered)}
+        if len(set(cuts.values())) == len(cuts):
             break
-    return {of.delayed.members: page_text(name) for of, name in zip(responses, names, strict=True)}
+    return {of.delayed.members: page_text(cuts[name]) for of, name in zip(responses, whole, strict=True)}
 
 
 def _in_words(members: Members) -> str:
@@ -136,7 +138,7 @@ def _table(found: Sequence[Finding], names: Mapping[Members, str]) -> Table:
         Column("slack, ≥", lambda of: _ms(of.slack_ms if of.response.verdict is Verdict.SLACK else None)),
         Column("wins ≤", lambda of: _ms(of.won_ms)),
         Column("exposed", lambda of: _ms(of.exposed_ms)),
-        Column("delay", lambda of: _ms(of.response.delayed.delay_ms)),
+        Column("-delay", lambda of: _ms(of.response.delayed.delay_ms)),
         caption="Slope: how much longer the step gets by the longest delay of the collective, over that delay; for a "
         "set, each of which is delayed, over the delay of one. 1: the step waits for it. 0: it may take longer at no "
         "cost, by the slack. Wins: by its removal. Intervals hold for all rows together.",
