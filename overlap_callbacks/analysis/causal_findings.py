@@ -30,6 +30,8 @@ class Finding(NamedTuple):
         exposed_ms, hidden_ms: in a step as configured, by its profile.
         waiting_ms: of these, waiting for the last rank.
         path_ms: of these, on the critical path of the profiled steps.
+        idle_ms: of a profiled step, in which nothing runs.
+        late_rank: that others wait for, if any.
     """
 
     response: Response
@@ -38,6 +40,8 @@ class Finding(NamedTuple):
     waiting_ms: float | None = None
     path_ms: float | None = None
     transfer_ms: float | None = None
+    idle_ms: float | None = None
+    late_rank: int | None = None
 
     @property
     def length_ms(self) -> float | None:
@@ -69,17 +73,23 @@ class Finding(NamedTuple):
             return ""
         share = (exposed_ms if self.path_ms is None else self.path_ms) / in_flight_ms
         if self.response.verdict is Verdict.SLACK and share >= _EXPOSED and self.slack_ms is not None:
-            slack = style.quantity(self.slack_ms, "ms")
-            return (
-                f"{self._in_the_profile(style)}, but with slack of at least {slack}: another path is longer, such as a "
-                "collective before it, the host or another rank"
-            )
+            slack, longer = style.quantity(self.slack_ms, "ms"), self._longer_path(style)
+            return f"{self._in_the_profile(style)}, but with slack of at least {slack}: {longer}"
         if self.response.verdict is Verdict.BLOCKING and share < _HIDDEN:
             return (
                 f"{self._in_the_profile(style)}, and yet the step waits for it: what needs it follows at once, in this "
                 "step or the next, or on another rank"
             )
         return ""
+
+    def _longer_path(self, style: Style) -> str:
+        """What the step waits for in its place, as far as the profile tells."""
+        if self.late_rank is not None:
+            return f"the step waits for rank {self.late_rank}, which comes later"
+        if self.idle_ms is not None and self.slack_ms is not None and self.idle_ms >= self.slack_ms:
+            idle = style.quantity(self.idle_ms, "ms")
+            return f"the step waits for the host, as nothing runs on the device for {idle} of a profiled step"
+        return "another path is longer, such as a collective before it or a copy"
 
     def _in_the_profile(self, style: Style) -> str:
         if self.path_ms is None:
@@ -121,11 +131,16 @@ class Fix(NamedTuple):
 
 
 def findings_of(
-    windows: Sequence[CausalWindow], exposure: Exposure | None = None, collectives: Sequence[CollectiveTime] = ()
+    windows: Sequence[CausalWindow],
+    exposure: Exposure | None = None,
+    collectives: Sequence[CollectiveTime] = (),
+    *,
+    idle_ms: float | None = None,
+    late_rank: int | None = None,
 ) -> list[Finding]:
     """Single collectives before sets, those that hold the step up most first.
 
-    ``exposure``, ``collectives``: of windows of the usual kind.
+    ``exposure``, ``collectives``, ``idle_ms``, ``late_rank``: of windows of the usual kind.
     """
     names: dict[tuple[str, str], ExposedCollective] = {}
     for row in () if exposure is None else exposure.names:
@@ -147,7 +162,7 @@ def findings_of(
         times = named.exposed_ms, named.hidden_ms, named.waiting_ms, named.path_ms
         of_one = [None if time is None else time / named.calls for time in times]
         # By the name alone, if the profile has it: other collectives of the operator may be of another size.
-        found.append(Finding(response, *of_one))
+        found.append(Finding(response, *of_one, idle_ms=idle_ms, late_rank=late_rank))
     return found
 
 

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks.gate import delays as delays_module
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.report import record
+from overlap_callbacks.report.views.causal import causal
+from overlap_callbacks.report.views.elements import Note
 from tests.distributed import run_ranks
 from tests.gate.test_delays import accepted_orders, run_orders
 from tests.simulated_gpu.jobs import on_device
@@ -134,3 +139,32 @@ def test_delays_hang_in_no_order_that_the_order_check_accepts() -> None:
     told = Parameters(devices=3, computes=True, stall_s=30, collective_us=500)
     found = run_ranks(_run_orders, 3, told, orders, backend="", timeout_s=240)
     assert found == [sum([len(of_ranks[rank]) for of_ranks in orders]) for rank in range(3)]
+
+
+# The device is through with a step after 8 ms, the host after 80.
+HOST_S, WINDOW_EVERY = 0.08, 110
+
+
+def _train_slowly(rank: int, parameters: Parameters, folder: str) -> None:
+    """A job of DDP whose host is slow, so that no collective holds it up."""
+    with on_device(rank, parameters) as device:
+        model = DistributedDataParallel(torch.nn.Linear(64, 64, device=device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        options = {"first_step": 4, "every_n_steps": WINDOW_EVERY, "repeats": 2, "max_overhead": None, "spread": False}
+        with attach(optimizer, model=model, causal=True, run_dir=folder, power=False, strict=True, **options):  # type: ignore[arg-type]
+            for _ in range(4 + 5 * WINDOW_EVERY):
+                optimizer.zero_grad()
+                model(torch.ones(64, 64, device=device)).sum().backward()
+                optimizer.step()
+                time.sleep(HOST_S)
+
+
+@pytest.mark.nightly
+def test_where_the_critical_path_and_delays_differ_the_page_says_that_the_host_is_late(tmp_path: Path) -> None:
+    # Nothing runs beside the collective, so it is on the path of the profiled steps; and yet delays cost nothing.
+    run_ranks(_train_slowly, 2, Parameters(stall_s=30, **TIMES), str(tmp_path), backend="", timeout_s=240)  # type: ignore[arg-type]
+    (section,) = causal(record.read(tmp_path))
+    notes = [block.text for block in section.blocks if isinstance(block, Note)]
+    (words,) = [text for text in notes if "slack of at least" in text]
+    assert "critical path for" in words
+    assert "the step waits for the host, as nothing runs on the device for " in words

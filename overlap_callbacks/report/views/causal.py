@@ -57,9 +57,15 @@ def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
         return []
     exposed, detailed = exposure_of(record), record.latest_valid("collectives")
     exposure = None if exposed is None else exposed.found
-    found = findings_of(record.causal, exposure, () if detailed is None else detailed.collectives)
-    bottleneck = record.bottleneck()
+    bottleneck, idle = record.bottleneck(), record.pooled().get("idle_ms")
     late = None if bottleneck is None or bottleneck.late is None else bottleneck.late.rank
+    found = findings_of(
+        record.causal,
+        exposure,
+        () if detailed is None else detailed.collectives,
+        idle_ms=None if idle is None else idle.value,
+        late_rank=late,
+    )
     return [(one, fix_of(one, exposure, record.runs[-1].configuration, late)) for one in found]
 
 

@@ -130,7 +130,7 @@ class CausalTable:
         """
         exposure = self.exposure
         rows: list[list[Any]] = []
-        for found in findings_of(self.windows, exposure, self._collectives):
+        for found in findings_of(self.windows, exposure, self._collectives, late_rank=late_rank):
             of, fix = found.response, fix_of(found, exposure, self._configuration, late_rank)
             rows.append([
                 of.label, of.num_windows, of.delayed.delay_ms, of.slope.value, of.slope.ci_low, of.slope.ci_high,
