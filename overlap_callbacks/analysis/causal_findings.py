@@ -30,7 +30,7 @@ class Finding(NamedTuple):
         exposed_ms, hidden_ms: in a step as configured, by its profile.
         waiting_ms: of these, waiting for the last rank.
         path_ms: of these, on the critical path of the profiled steps.
-        idle_ms: of a profiled step, in which nothing runs.
+        idle_ms: of a step, in which nothing computes or communicates.
         late_rank: that others wait for, if any.
     """
 
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
             return f"the step waits for rank {self.late_rank}, which comes later"
         if self.idle_ms is not None and self.slack_ms is not None and self.idle_ms >= self.slack_ms:
             idle = style.quantity(self.idle_ms, "ms")
-            return f"the step waits for the host, as nothing runs on the device for {idle} of a profiled step"
+            return f"the step waits for the host or its input, as nothing runs on the device for {idle} of it"
         return "another path is longer, such as a collective before it or a copy"
 
     def _in_the_profile(self, style: Style) -> str:
@@ -135,12 +135,13 @@ def findings_of(
     exposure: Exposure | None = None,
     collectives: Sequence[CollectiveTime] = (),
     *,
-    idle_ms: float | None = None,
+    busy_ms: float | None = None,
     late_rank: int | None = None,
 ) -> list[Finding]:
     """Single collectives before sets, those that hold the step up most first.
 
-    ``exposure``, ``collectives``, ``idle_ms``, ``late_rank``: of windows of the usual kind.
+    ``exposure``, ``collectives``, ``late_rank``: of windows of the usual kind; ``busy_ms``: compute and exposed
+    communication of a step there.
     """
     names: dict[tuple[str, str], ExposedCollective] = {}
     for row in () if exposure is None else exposure.names:
@@ -160,9 +161,12 @@ def findings_of(
             found.append(Finding(response, transfer_ms=transfer_ms if response.alone else None))
             continue
         times = named.exposed_ms, named.hidden_ms, named.waiting_ms, named.path_ms
-        of_one = [None if time is None else time / named.calls for time in times]
+        exposed_ms, hidden_ms, waiting_ms, path_ms = [None if time is None else time / named.calls for time in times]
+        idle_ms = None if busy_ms is None else max(0.0, response.step_ms - busy_ms)
         # By the name alone, if the profile has it: other collectives of the operator may be of another size.
-        found.append(Finding(response, *of_one, idle_ms=idle_ms, late_rank=late_rank))
+        found.append(
+            Finding(response, exposed_ms, hidden_ms, waiting_ms, path_ms, idle_ms=idle_ms, late_rank=late_rank)
+        )
     return found
 
 

@@ -193,7 +193,7 @@ def test_the_longer_path_is_named_as_far_as_it_is_known() -> None:
     found, _ = finding(GATHER, 0.1, exposed("all_gather", "layers.3", 3.0, 0.5))
     assert found.contradiction().endswith(": another path is longer, such as a collective before it or a copy")
     host = found._replace(idle_ms=20.0).contradiction()
-    assert host.endswith(": the step waits for the host, as nothing runs on the device for 20.00 ms of a profiled step")
+    assert host.endswith(": the step waits for the host or its input, as nothing runs on the device for 20.00 ms of it")
     assert found._replace(idle_ms=1.0).contradiction() == found.contradiction()
     late = found._replace(idle_ms=20.0, late_rank=5).contradiction()
     assert late.endswith(": the step waits for rank 5, which comes later")

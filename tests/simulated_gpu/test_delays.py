@@ -167,4 +167,4 @@ def test_where_the_critical_path_and_delays_differ_the_page_says_that_the_host_i
     notes = [block.text for block in section.blocks if isinstance(block, Note)]
     (words,) = [text for text in notes if "slack of at least" in text]
     assert "critical path for" in words
-    assert "the step waits for the host, as nothing runs on the device for " in words
+    assert "the step waits for the host or its input, as nothing runs on the device for " in words

@@ -57,13 +57,14 @@ def causal_findings(record: Record) -> list[tuple[Finding, Fix | None]]:
         return []
     exposed, detailed = exposure_of(record), record.latest_valid("collectives")
     exposure = None if exposed is None else exposed.found
-    bottleneck, idle = record.bottleneck(), record.pooled().get("idle_ms")
+    bottleneck, figures = record.bottleneck(), record.pooled()
+    busy = [figures[key].value for key in ("compute_busy_ms", "exposed_comm_ms") if key in figures]
     late = None if bottleneck is None or bottleneck.late is None else bottleneck.late.rank
     found = findings_of(
         record.causal,
         exposure,
         () if detailed is None else detailed.collectives,
-        idle_ms=None if idle is None else idle.value,
+        busy_ms=sum(busy) if len(busy) == 2 else None,
         late_rank=late,
     )
     return [(one, fix_of(one, exposure, record.runs[-1].configuration, late)) for one in found]
