@@ -63,14 +63,14 @@ class Stretch:
     windows: float = 0.0
     on_s: float = 0.0
     step_lost_s: float = 0.0
-    _last_s: float = 0.0
+    _last_lost_s: float = 0.0
 
     def has_trained(self, windows: float, on_s: float) -> None:
         """On the training thread of rank 0, after each step: ``windows`` and ``on_s`` are so now."""
-        before_s, last_s = self.lost_s, self._last_s
+        before_s, last_s = self.lost_s, self._last_lost_s
         self.windows, self.on_s = windows, on_s
-        self._last_s = max(0.0, self.lost_s - before_s)
-        self.step_lost_s = min(last_s, self._last_s)
+        self._last_lost_s = max(0.0, self.lost_s - before_s)
+        self.step_lost_s = min(last_s, self._last_lost_s)
 
     @property
     def lost_s(self) -> float:

@@ -34,8 +34,8 @@ def decision_in_words(decision: Decision) -> str:
         said.append(f"no longer measured: {listed(out)}")
     if decision.training_s > 0:
         cost, training = PLAIN.quantity(decision.cost_s, "s"), time_in_words(decision.training_s)
-        allowed = f"{PLAIN.percent(decision.budget)} and the dearest are allowed"
-        said.append(f"windows of arms cost at most {cost} in {training} of training so far ({allowed})")
+        allowed = f"{PLAIN.percent(decision.budget)} and the dearest window are allowed"
+        said.append(f"arms cost at most {cost} in {training} of training so far ({allowed})")
     return "; ".join(said)
 
 

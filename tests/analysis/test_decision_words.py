@@ -28,7 +28,7 @@ def test_an_arm_that_is_kept_has_its_gain_its_certainty_and_its_line() -> None:
     assert decision_in_words(decision(best=FAST, left=("fast",), left_out=(SLOW,), cost_s=1.234, training_s=240.0)) == (
         "fast is turned on between windows, as the budget allows, with a speed-up of +4.8% (+3.1% to +6.6%) over 6 "
         "windows; to have it in all steps: fast(); no longer measured: slow (slower than fast); "
-        "windows of arms cost at most 1.23 s in 4 min of training so far (0.5% and the dearest are allowed)"
+        "arms cost at most 1.23 s in 4 min of training so far (0.5% and the dearest window are allowed)"
     )
 
 

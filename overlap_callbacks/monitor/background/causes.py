@@ -176,8 +176,8 @@ def _as_tested(members: Sequence[DelayedCall], known: Sequence[tuple[DelayedCall
     """In the order in which sets of some of them were tested, the first half first; then the others."""
     within = {frozenset(one): one for one in known if len(one) < len(members) and set(one) <= set(members)}
     largest = [one for of, one in within.items() if not any(of < other for other in within)]
-    tested = [call for one in largest for call in _as_tested(one, known)]
-    return (*tested, *[call for call in members if call not in set(tested)])
+    tested = dict.fromkeys([call for one in largest for call in _as_tested(one, known)])
+    return (*tested, *[call for call in members if call not in tested])
 
 
 def gather_missed(
