@@ -66,6 +66,11 @@ def call_in_words(call: DelayedCall) -> str:
     return f"{kind} of {call.name}{f' #{call.place + 1}' if call.place else ''}"
 
 
+def row_of(call: DelayedCall) -> tuple[str, str]:
+    """Kind and name of its row in ``CausalWindow.names``."""
+    return collective_of(call.operator), call.name or call_in_words(call)
+
+
 def levels_of(num_steps: int, start: int = 0) -> tuple[int, ...]:
     """The level of delay of each step of a window; ``start`` turns the order."""
     blocks = itertools.islice(itertools.cycle(_ORDERS), start % len(_ORDERS), None)

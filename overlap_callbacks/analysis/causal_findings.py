@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.buckets import SHORT_MESSAGE_BYTES, bucket_sizes, gradient_bytes_of
-from overlap_callbacks.analysis.causal import Response, Verdict, ranked, responses_of
+from overlap_callbacks.analysis.causal import Response, Verdict, ranked, responses_of, row_of
+from overlap_callbacks.analysis.exposure import add_names
 from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow
@@ -16,6 +17,7 @@ from overlap_callbacks.analysis.results.exposure import ExposedCollective, Expos
 from overlap_callbacks.analysis.results.prediction import SETTINGS, Prediction
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.sums import grouped
 
 # Shares of a collective's time from which on it is exposed, below which it is hidden, and from which on it is waiting.
 _EXPOSED, _HIDDEN, _WAITING = 0.5, 0.1, 0.5
@@ -29,7 +31,8 @@ class Finding(NamedTuple):
     Attributes:
         exposed_ms, hidden_ms: in a step as configured, by its profile.
         waiting_ms: of these, waiting for the last rank.
-        path_ms: of these, on the critical path of the profiled steps.
+        path_ms: of these, on the critical path.
+        same_windows: whether these times are of the windows that delayed it, in steps that delay nothing.
         idle_ms: of a step, in which nothing computes or communicates.
         late_rank: that others wait for, if any.
     """
@@ -39,6 +42,7 @@ class Finding(NamedTuple):
     hidden_ms: float | None = None
     waiting_ms: float | None = None
     path_ms: float | None = None
+    same_windows: bool = False
     transfer_ms: float | None = None
     idle_ms: float | None = None
     late_rank: int | None = None
@@ -95,9 +99,14 @@ class Finding(NamedTuple):
         if self.path_ms is None:
             is_exposed = (self.exposed_ms or 0.0) >= (self.hidden_ms or 0.0)
             what, ms = ("exposed", self.exposed_ms) if is_exposed else ("hidden", self.hidden_ms)
-            return f"{what} for {style.quantity(ms or 0.0, 'ms')}"
-        on_path = f"on the critical path for {style.quantity(self.path_ms, 'ms')}"
-        return on_path if self.path_ms > 0 else "not on the critical path of the profiled steps"
+            return f"{what} for {style.quantity(ms or 0.0, 'ms')} {self._where}"
+        if self.path_ms > 0:
+            return f"on the critical path for {style.quantity(self.path_ms, 'ms')} {self._where}"
+        return f"not on the critical path {self._where}"
+
+    @property
+    def _where(self) -> str:
+        return "in undelayed steps of the same windows" if self.same_windows else "in steps of other windows"
 
 
 class Fix(NamedTuple):
@@ -141,11 +150,10 @@ def findings_of(
     """Single collectives before sets, those that hold the step up most first.
 
     ``exposure``, ``collectives``, ``late_rank``: of windows of the usual kind; ``busy_ms``: compute and exposed
-    communication of a step there.
+    communication of a step there. Times of the windows that delayed a collective go before those of ``exposure``.
     """
-    names: dict[tuple[str, str], ExposedCollective] = {}
-    for row in () if exposure is None else exposure.names:
-        names.setdefault((row.collective, row.name), row)
+    usual = _by_name(() if exposure is None else exposure.names)
+    by_set = grouped(windows, lambda window: window.delayed.members)
     found = []
     for response in ranked(responses_of(windows)):
         call = response.delayed.members[0]
@@ -156,18 +164,37 @@ def findings_of(
         ]
         messages = sum([of.messages for of in rows])
         transfer_ms = sum([of.transfer_ms or 0.0 for of in rows]) / messages if messages else None
-        named = names.get((collective_of(call.operator), call.name))
-        if named is None or not named.calls or not response.alone:
+        of_set = _by_name(add_names([window.names for window in by_set[response.delayed.members]]))
+        own, other = of_set.get(row_of(call)), usual.get((collective_of(call.operator), call.name))
+        named = own or other
+        if named is None or not response.alone:
             found.append(Finding(response, transfer_ms=transfer_ms if response.alone else None))
             continue
-        times = named.exposed_ms, named.hidden_ms, named.waiting_ms, named.path_ms
-        exposed_ms, hidden_ms, waiting_ms, path_ms = [None if time is None else time / named.calls for time in times]
-        idle_ms = None if busy_ms is None else max(0.0, response.step_ms - busy_ms)
         # By the name alone, if the profile has it: other collectives of the operator may be of another size.
         found.append(
-            Finding(response, exposed_ms, hidden_ms, waiting_ms, path_ms, idle_ms=idle_ms, late_rank=late_rank)
+            Finding(
+                response,
+                exposed_ms=named.exposed_ms / named.calls,
+                hidden_ms=named.hidden_ms / named.calls,
+                waiting_ms=_of_one(other or named, "waiting_ms"),
+                path_ms=_of_one(named, "path_ms"),
+                same_windows=own is not None,
+                idle_ms=None if busy_ms is None else max(0.0, response.step_ms - busy_ms),
+                late_rank=late_rank,
+            )
         )
     return found
+
+
+def _by_name(rows: Sequence[ExposedCollective]) -> dict[tuple[str, str], ExposedCollective]:
+    """The first row with calls of each kind and name."""
+    return {(row.collective, row.name): row for row in reversed(rows) if row.calls}
+
+
+def _of_one(row: ExposedCollective, name: str) -> float | None:
+    """A time of one of a row's collectives, if it is known."""
+    time_ms = getattr(row, name)
+    return None if time_ms is None else time_ms / row.calls
 
 
 def fix_of(

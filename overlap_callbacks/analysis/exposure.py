@@ -107,6 +107,12 @@ def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -
         return None
     rows = [_reported(row) for row in sums.rows]
     places = _add_rows([[msgspec.structs.replace(row, size=SEVERAL) for row in sums.rows]])
+    by_place = [_reported(row) for row in places]
+    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(by_place), names_of(sums, waited_us))
+
+
+def names_of(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -> tuple[ExposedCollective, ...]:
+    """``Exposure.names``; ``waited_us`` as in ``reported``."""
     waited = {code: us / 1e3 for code, us in (waited_us or {}).items()}
     of_code = Counter([name_code(row.collective, row.place) for row in sums.names])
     names = [
@@ -120,8 +126,7 @@ def reported(sums: ExposureSums, waited_us: Mapping[int, float] | None = None) -
         for row in sums.names
         for code in [name_code(row.collective, row.place)]
     ]
-    by_place = [_reported(row) for row in places]
-    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple(by_place), _first_by_name(names))
+    return _first_by_name(names)
 
 
 def _first_by_name(names: Iterable[ExposedCollective]) -> tuple[ExposedCollective, ...]:
@@ -159,8 +164,13 @@ def over_windows(found: Sequence[Exposure]) -> Exposure | None:
         max([window.num_ranks for window in found]),
         _added([window.rows for window in found], 6),
         _added([window.places for window in found], 4),
-        _first_by_name(_added([window.names for window in found], 4)),
+        add_names([window.names for window in found]),
     )
+
+
+def add_names(tables: Iterable[Sequence[ExposedCollective]]) -> tuple[ExposedCollective, ...]:
+    """``Exposure.names`` of several windows together."""
+    return _first_by_name(_added(tables, 4))
 
 
 def with_blocking(found: Exposure, slopes: Mapping[tuple[str, str], float]) -> Exposure:

@@ -30,6 +30,7 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.causal import BLOCK_STEPS
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 
 
 class Part(enum.Enum):
@@ -40,7 +41,7 @@ class Part(enum.Enum):
     TIMED = "timed"
     LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for slow power sensors
     PROFILED = "profiled"
-    DELAYED = "with delays"  # of causal windows, in place of all of these
+    DELAYED = "with delays"  # of causal windows, in place of the timed ones
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,6 @@ class Schedule:
         for start, steps in ((placement.timed_start, timed), (placement.profiled_start, profiled)):
             for offset, step in enumerate(steps, start):
                 plans[offset] = replace(step, offset=offset)
-        last = plans[-1]
-        assert last is not None
-        plans[-1] = replace(last, last=True)
         return tuple(plans)
 
     def part(self, part: Part, steps_per_block: int | None = None, *, swapped: bool = False) -> list[Plan]:
@@ -281,40 +279,54 @@ class Schedule:
 
     def placed(self, placement: Placement, *, turned: bool = False) -> Schedule:
         """The same schedule for a window whose parts rank 0 has placed. ``turned``: its arm is not sequential steps."""
-        offsets = self._placed(placement)
+        plans = self._placed(placement)
         if turned and not self.control:
-            offsets = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in offsets])
+            plans = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in plans])
+        return self._with(plans)
+
+    def _with(self, plans: Sequence[Plan | None]) -> Schedule:
+        """The same schedule, with the plans of a window's steps by offset."""
+        *others, last = plans
+        assert last is not None
         schedule = self.numbered_by(self._numbered_by)
-        object.__setattr__(schedule, "_offsets", offsets)
+        object.__setattr__(schedule, "_offsets", (*others, replace(last, last=True)))
         return schedule
 
     def trial(self, *, turned: bool = False) -> Schedule:
         """The same schedule for a window that tries its arm in a single step, its last; ``turned`` as in ``placed``."""
         own = min(_TRIED_AFTER, self.every_n_steps - self.decided_at - 1)
-        plans: list[Plan | None] = [None] * self.decided_at
-        plans[: self.recorded_steps] = self._recorded()
+        plans: list[Plan | None] = [*self._recorded(), *[None] * (self.decided_at - self.recorded_steps)]
         plans += [_uncounted(Part.AROUND, self.decided_at + place) for place in range(own)]
         mode = Mode.OVERLAPPED if turned else Mode.SEQUENTIAL
-        plans.append(Plan(0, len(plans), Part.TIMED, 0, Mode.SEQUENTIAL, mode, counted=False, last=True, turned=turned))
-        schedule = self.numbered_by(self._numbered_by)
-        object.__setattr__(schedule, "_offsets", tuple(plans))
-        return schedule
+        tried = Plan(0, len(plans), Part.TIMED, 0, Mode.SEQUENTIAL, mode, counted=False, last=True, turned=turned)
+        return self._with([*plans, tried])
 
     def causal(self, levels: Sequence[int]) -> Schedule:
-        """The same schedule for a window whose steps delay collectives, as configured otherwise."""
-        plans: list[Plan | None] = [None] * self.decided_at
-        plans[: self.recorded_steps] = self._recorded()
-        for place, level in enumerate(levels):
-            plan = _uncounted(Part.DELAYED, self.decided_at + place)
-            plans.append(replace(plan, counted=True, level=level, last=place == len(levels) - 1))
-        schedule = self.numbered_by(self._numbered_by)
-        object.__setattr__(schedule, "_offsets", tuple(plans))
-        return schedule
+        """The same schedule for a window whose steps delay collectives, as configured otherwise.
+
+        Its last steps are profiled, and delay nothing.
+        """
+        plans: list[Plan | None] = [*self._recorded(), *[None] * (self.decided_at - self.recorded_steps)]
+        plans += [
+            replace(_uncounted(Part.DELAYED, self.decided_at + place), counted=True, level=level)
+            for place, level in enumerate(levels)
+        ]
+        for place in range(self._undelayed_steps):
+            plan = _uncounted(Part.PROFILED, len(plans))
+            plans.append(replace(plan, block=0, counted=place >= self._undelayed_steps - self.profiled_steps))
+        return self._with(plans)
 
     @property
     def delayed_steps(self) -> int:
         """Steps of a causal window's delays."""
-        return min(_DELAYED_STEPS, (self.every_n_steps - self.decided_at) // BLOCK_STEPS * BLOCK_STEPS)
+        room = self.every_n_steps - self.decided_at - self._undelayed_steps
+        return min(_DELAYED_STEPS, room // BLOCK_STEPS * BLOCK_STEPS)
+
+    @property
+    def _undelayed_steps(self) -> int:
+        """Profiled steps of a causal window, with warm-up; none where its delays leave no room."""
+        steps = max(1, self.warmup_steps) + self.profiled_steps if self.profiled_steps else 0
+        return steps if self.every_n_steps - self.decided_at - steps >= BLOCK_STEPS * MIN_BLOCKS else 0
 
     def arm_steps(self, steps_per_block: int) -> int:
         """Steps that a window has with its arm, given timed blocks of this length."""

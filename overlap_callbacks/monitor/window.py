@@ -7,6 +7,7 @@ computes its figures on another thread.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +72,9 @@ class MeasuredWindow:
     tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
     delayed: DelayedSet | None = None  # what the window delays, if it is a causal one
     delayed_keys: tuple[CallKey, ...] = ()  # of that, this rank's
+    delayed_names: Mapping[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # of these, by kind and name in a profile
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)

@@ -51,6 +51,8 @@ def run_as_json(record: Record) -> dict[str, Any]:
                 "removed_wins_at_most_ms": found.won_ms,
                 "exposed_ms": found.exposed_ms,
                 "hidden_ms": found.hidden_ms,
+                "on_critical_path_ms": found.path_ms,
+                "profile_is_of_same_windows": found.same_windows,
                 "profile_differs": found.contradiction(),
                 "fix": None if fix is None else fix._asdict(),
             }

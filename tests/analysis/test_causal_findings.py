@@ -59,8 +59,8 @@ def test_removing_one_wins_at_most_its_transfer_and_nothing_if_it_has_slack() ->
 @pytest.mark.parametrize(
     ("slope", "exposed_ms", "hidden_ms", "words"),
     [
-        (0.1, 3.0, 0.5, "exposed for 3.00 ms, but with slack of at least 8"),
-        (0.95, 0.1, 3.0, "hidden for 3.00 ms, and yet the step waits for it"),
+        (0.1, 3.0, 0.5, "exposed for 3.00 ms in steps of other windows, but with slack of at least 8"),
+        (0.95, 0.1, 3.0, "hidden for 3.00 ms in steps of other windows, and yet the step waits for it"),
         (0.95, 3.0, 0.5, ""),
         (0.1, 0.1, 3.0, ""),
     ],
@@ -76,11 +76,27 @@ def test_where_profile_and_delays_differ_it_is_said_and_why(
 def test_the_critical_path_of_the_profile_goes_before_what_is_exposed() -> None:
     row = exposed("all_gather", "layers.3", 3.0, 0.5)
     found, _ = finding(GATHER, 0.1, msgspec.structs.replace(row, path_ms=20.0))
-    assert found.contradiction().startswith("on the critical path for 2.00 ms, but with slack of at least 8")
+    assert found.contradiction().startswith(
+        "on the critical path for 2.00 ms in steps of other windows, but with slack"
+    )
     found, _ = finding(GATHER, 0.1, msgspec.structs.replace(row, path_ms=0.0))
     assert not found.contradiction()
     found, _ = finding(GATHER, 0.95, msgspec.structs.replace(row, path_ms=0.0))
-    assert found.contradiction().startswith("not on the critical path of the profiled steps, and yet the step waits")
+    assert found.contradiction().startswith("not on the critical path in steps of other windows, and yet the step")
+
+
+def test_the_critical_path_is_that_of_the_windows_that_delay_it() -> None:
+    row = exposed("all_gather", "layers.3", 3.0, 0.5, waiting_ms=1.0)
+    of_others = Exposure(5, 2, (), (), (msgspec.structs.replace(row, path_ms=20.0),))
+    own = [msgspec.structs.replace(row, waiting_ms=None, path_ms=path_ms) for path_ms in (0.0, 0.0, 30.0)]
+    windows = [msgspec.structs.replace(delayed(GATHER, 0.95), names=(of,)) for of in own]
+    (found,) = findings_of(windows[:2], of_others)
+    assert (found.path_ms, found.same_windows, found.waiting_ms) == (0.0, True, 1.0)
+    assert found.contradiction().startswith("not on the critical path in undelayed steps of the same windows, and yet")
+    (found,) = findings_of(windows, of_others)
+    assert (found.path_ms, found.contradiction()) == (1.0, "")  # 30 ms in 30 calls
+    (found,) = findings_of([msgspec.structs.replace(windows[0], names=()), *windows[1:]])
+    assert found.path_ms == 1.5  # a window without a profile adds none
 
 
 BUCKETS = [exposed("all_reduce", f"bucket {n}: a{n} … b{n}", 1.0, 1.0) for n in range(120)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from overlap_callbacks.analysis.causal import row_of
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import run_ranks
@@ -16,7 +17,7 @@ from tests.toggling import at_night
 RANKS_LOAD = ("tests.integrations.parallel_jobs", "tests.integrations.deepspeed_jobs", "lightning.pytorch")
 STEPS = 68
 OPTIONS: dict[str, Any] = {
-    "causal": True, "first_step": 3, "every_n_steps": 32, "repeats": 2, "profiled_steps": 0, "max_overhead": None,
+    "causal": True, "first_step": 3, "every_n_steps": 32, "repeats": 1, "profiled_steps": 2, "max_overhead": None,
     "advanced": {"spread": False}, "power": False, "strict": True,
 }  # fmt: skip
 STAGES = {"zero2": 2, "zero3": 3}
@@ -63,6 +64,9 @@ def test_training_with_delays_has_the_same_bits(job: str, tmp_path: Path) -> Non
     assert window.delayed.delay_ms > 0
     assert set(window.levels) == {0, 1, 2}
     assert window.missed == 0
+    # The last steps are profiled, and delay nothing.
+    assert {(row.collective, row.name) for row in window.names} == {row_of(one) for one in window.delayed.members}
+    assert all(row.exposed_ms + row.hidden_ms > 0 for row in window.names)
 
 
 def _megatron(rank: int, folder: str) -> tuple[str, str]:

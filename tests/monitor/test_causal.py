@@ -17,9 +17,10 @@ from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.causal import Verdict, levels_of, responses_of
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate import delays
 from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
-from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.monitor.schedule import Part, Schedule
 from overlap_callbacks.report import record
 from overlap_callbacks.report.views.causal import causal
 from overlap_callbacks.sinks import JsonlSink
@@ -160,3 +161,22 @@ def test_a_job_that_is_only_timed_delays_nothing(monkeypatch: pytest.MonkeyPatch
     config, plan = apply_env_overrides(MonitorConfig(causal=True))
     assert plan is not None
     assert config.causal is False
+
+
+@pytest.mark.parametrize(
+    ("every_n_steps", "delayed", "profiled"), [(500, 54, 5), (60, 54, 5), (50, 42, 5), (33, 24, 5), (29, 24, 0)]
+)
+def test_a_causal_window_ends_with_profiled_steps_if_there_is_room(
+    every_n_steps: int, delayed: int, profiled: int
+) -> None:
+    schedule = Schedule(
+        every_n_steps=every_n_steps, repeats=1, warmup_steps=0, first_step=0, spread=every_n_steps > 400
+    )
+    placed = schedule.causal(levels_of(schedule.delayed_steps))
+    plans = [plan for step in range(every_n_steps) if (plan := placed.plan(step)) is not None]
+    assert [plan.last for plan in plans] == [*[False] * (len(plans) - 1), True]
+    by_part = {part: [plan for plan in plans if plan.part is part] for part in (Part.DELAYED, Part.PROFILED)}
+    assert [len(of) for of in by_part.values()] == [delayed, profiled]
+    assert [plan.counted for plan in by_part[Part.PROFILED]] == [False, True, True, True, True][:profiled]
+    assert not any(plan.level or plan.mode is Mode.SEQUENTIAL for plan in by_part[Part.PROFILED])
+    assert [plan.offset for plan in plans] == [step for step in range(every_n_steps) if placed.plan(step) is not None]

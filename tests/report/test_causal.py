@@ -97,7 +97,7 @@ def test_page_and_terminal_say_what_holds_the_step_up_and_where_the_profile_diff
         block.text.replace("\u202f", " ").replace("\xa0", " ") for block in section.blocks if isinstance(block, Note)
     ]
     assert len(notes) == 2
-    slack = "reduce-scatter of layers.0 is exposed for 6.00 ms, but with slack of at least"
+    slack = "reduce-scatter of layers.0 is exposed for 6.00 ms in steps of other windows, but with slack of at least"
     assert any(slack in note for note in notes)
     assert any("linear_fc2 is hidden for" in note for note in notes)
     table, fixes = [block for block in section.blocks if isinstance(block, Table)]

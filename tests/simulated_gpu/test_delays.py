@@ -161,10 +161,14 @@ def _train_slowly(rank: int, parameters: Parameters, folder: str) -> None:
 
 @pytest.mark.nightly
 def test_where_the_critical_path_and_delays_differ_the_page_says_that_the_host_is_late(tmp_path: Path) -> None:
-    # Nothing runs beside the collective, so it is on the path of the profiled steps; and yet delays cost nothing.
+    # Nothing runs beside the collective, so it is on the path of steps without delay; and yet delays cost nothing.
     run_ranks(_train_slowly, 2, Parameters(stall_s=30, **TIMES), str(tmp_path), backend="", timeout_s=240)  # type: ignore[arg-type]
-    (section,) = causal(record.read(tmp_path))
+    found = record.read(tmp_path)
+    assert all(row.path_ms is not None and row.path_ms > 0 for window in found.causal for row in window.names)
+    assert len([window for window in found.causal if window.names]) == len(found.causal) > 0
+    (section,) = causal(found)
     notes = [block.text for block in section.blocks if isinstance(block, Note)]
     (words,) = [text for text in notes if "slack of at least" in text]
     assert "critical path for" in words
+    assert "in undelayed steps of the same windows" in words
     assert "the step waits for the host or its input, as nothing runs on the device for " in words

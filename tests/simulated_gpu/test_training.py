@@ -166,13 +166,13 @@ LOOKS: dict[str, Look] = {
     "forced": _attach(lambda number: Mode.SEQUENTIAL),
     "native": _attach(lambda number: None, sequential="native"),
     "native forced": _attach(lambda number: Mode.SEQUENTIAL, sequential="native"),
-    "causal": _attach(lambda number: None, causal=True, every_n_steps=32, profiled_steps=0),
+    "causal": _attach(lambda number: None, causal=True, every_n_steps=32, repeats=1, profiled_steps=2),
 }
 
 # Units and buckets that issue collectives; autograd's threads have no Python frame of DDP's.
 NAMES = {
     ("ddp", "mlp"): {"bucket 0", "bucket 1"},
-    ("ddp", "gpt"): {"bucket 0", "bucket 1", "bucket 2", "bucket 3", "bucket 4", "bucket 5"},
+    ("ddp", "gpt"): {f"bucket {number}" for number in range(7)},
     ("fsdp2", "mlp"): {"0", "2", "4"},
     ("fsdp2", "gpt"): {"blocks.0", "blocks.1", "root"},
 }
@@ -274,3 +274,6 @@ def test_measuring_changes_no_bit_and_finds_names(wrap: str, model: str, optimiz
             (delayed,) = record.read(tmp_path / f"{number}-{look}").causal
             assert delayed.missed == 0
             assert delayed.delayed.delay_ms > 0
+            members = {member.name.partition(":")[0] for member in delayed.delayed.members}
+            assert {row.name.partition(":")[0] for row in delayed.names} == members
+            assert all(row.path_ms is not None for row in delayed.names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.results.exposure import ExposedCollective
+
 
 class DelayedCall(msgspec.Struct, frozen=True, array_like=True):
     """A collective of a step, the same for all groups of ranks that issue one for the same purpose.
@@ -39,6 +41,7 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
         missed: members of rank 0 that could not be delayed, in all steps.
         missed_steps: steps that do not count because some rank could not delay all its members.
         charged_ms: of training time.
+        names: of its members, as in ``Exposure``: their times in its profiled steps, which delay nothing.
     """
 
     window: int
@@ -49,3 +52,4 @@ class CausalWindow(msgspec.Struct, frozen=True, kw_only=True):
     missed: int = 0
     missed_steps: int = 0
     charged_ms: float = 0.0
+    names: tuple[ExposedCollective, ...] = ()

@@ -24,18 +24,21 @@ from overlap_callbacks.analysis.causal import (
     next_set,
     response_of,
     responses_of,
+    row_of,
     slopes_by_name,
 )
-from overlap_callbacks.analysis.exposure import with_blocking
+from overlap_callbacks.analysis.exposure import add_exposures, names_of, of_rank, with_blocking
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
+from overlap_callbacks.analysis.results.exposure import ExposureSums
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.sums import grouped
+from overlap_callbacks.analysis.sums import distinct, grouped, struct_sum
 from overlap_callbacks.gate.delays import CallKey, Delayable
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import with_times
+from overlap_callbacks.monitor.background.profile_figures import undelayed_exposure
 from overlap_callbacks.monitor.background.tree import Exchange
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredWindow
@@ -55,6 +58,27 @@ ALL_STEPS = -1
 OwnCalls = Mapping[DelayedCall, tuple[CallKey, Delayable]]  # what ``delayable`` finds in a rank's step
 
 
+class CausalPart(msgspec.Struct, frozen=True, array_like=True):
+    """What some ranks say of a causal window: ``missed`` as ``missed_steps``, ``exposure`` of the members' names."""
+
+    missed: tuple[int, ...] = ()
+    exposure: ExposureSums = ExposureSums()
+
+
+_add_parts = struct_sum(CausalPart, missed=distinct, exposure=add_exposures)
+
+
+def part_of(window: MeasuredWindow, rank: int) -> CausalPart:
+    """This rank's part of a closed causal window."""
+    exposure, known = of_rank(undelayed_exposure(window), rank), window.delayed_names
+    names = tuple([
+        msgspec.structs.replace(row, place=known[row.collective, row.place])
+        for row in exposure.names
+        if (row.collective, row.place) in known
+    ])  # fmt: skip
+    return CausalPart(tuple(sorted(missed_steps(window))), msgspec.structs.replace(exposure, rows=(), names=names))
+
+
 def encoded_calls(own: OwnCalls) -> bytes:
     """What can be delayed of this rank's step, for rank 0; empty if nothing can."""
     return zlib.compress(msgspec.msgpack.encode([one for _, one in own.values()]), 1) if own else b""
@@ -63,6 +87,19 @@ def encoded_calls(own: OwnCalls) -> bytes:
 def keys_of(delayed: DelayedSet, own: OwnCalls) -> tuple[CallKey, ...]:
     """Of a set, what this rank issues."""
     return tuple([own[member][0] for member in delayed.members if member in own])
+
+
+def rows_of(delayed: DelayedSet, own: OwnCalls) -> dict[tuple[str, str], str]:
+    """Of a set, what this rank issues: the name in ``CausalWindow.names`` by kind and name in this rank's profile.
+
+    Without a name of the framework's that is the place of its kind in the step, which differs between ranks.
+    """
+    found = {}
+    for member in delayed.members:
+        if member in own:
+            kind, name = row_of(member)
+            found[kind, own[member][1].name] = name
+    return found
 
 
 class Causes:
@@ -118,21 +155,23 @@ class Causes:
     def report(
         self,
         window: MeasuredWindow,
+        rank: int,
         cost: WindowCost,
         await_normal_steps: Callable[[WindowCost], None],
-        gathered: Callable[[set[int]], set[int]],
+        gathered: Callable[[CausalPart], CausalPart],
         send_up: Callable[[bytes], None],
     ) -> list[CausalWindow]:
         """Measure a closed causal window and charge it; returned on rank 0, for the record, if it can be used.
 
-        ``gathered`` adds to the steps in which this rank missed a delay those of the ranks below it.
+        ``gathered`` adds to this rank's part those of the ranks below it.
         """
-        await_normal_steps(cost)
         assert window.delayed is not None
-        missed = gathered(missed_steps(window))
-        send_up(msgspec.msgpack.encode(sorted(missed)))
-        found, longer_ms = causal_window_of(window, missed)
-        if self._chooses and window.complete and ALL_STEPS in missed:
+        own = part_of(window, rank)
+        await_normal_steps(cost)
+        part = gathered(own)
+        send_up(msgspec.msgpack.encode(part))
+        found, longer_ms = causal_window_of(window, part)
+        if self._chooses and window.complete and ALL_STEPS in part.missed:
             logger.warning(
                 "overlap-callbacks: window %d of delays does not count: a rank did not say what it delayed [OC384]",
                 window.number,
@@ -180,18 +219,18 @@ def _as_tested(members: Sequence[DelayedCall], known: Sequence[tuple[DelayedCall
     return (*tested, *[call for call in members if call not in tested])
 
 
-def gather_missed(
-    exchange: Exchange, key: str, timeout_s: float, stop: Callable[[float], bool], own: set[int]
-) -> set[int]:
-    """The missed steps of this rank (``own``) and those below it, with ``ALL_STEPS`` if one does not say in time."""
-    steps = set(own)
+def gather_parts(
+    exchange: Exchange, key: str, timeout_s: float, stop: Callable[[float], bool], own: CausalPart
+) -> CausalPart:
+    """The parts of this rank (``own``) and those below it; ``ALL_STEPS`` are missed if one does not say in time."""
+    parts = [own]
     heard = exchange.gather(key, exchange.tree.patience_s(timeout_s), stop)
     for child in exchange.tree.children:
         try:
-            steps |= set(msgspec.msgpack.decode(heard.get(child, b""), type=list[int]))
+            parts.append(msgspec.msgpack.decode(heard.get(child, b""), type=CausalPart))
         except msgspec.DecodeError:
-            steps.add(ALL_STEPS)
-    return steps
+            parts.append(CausalPart((ALL_STEPS,)))
+    return _add_parts(parts)
 
 
 def missed_steps(window: MeasuredWindow) -> set[int]:
@@ -201,19 +240,21 @@ def missed_steps(window: MeasuredWindow) -> set[int]:
     return missed if window.complete else {ALL_STEPS}
 
 
-def causal_window_of(window: MeasuredWindow, missed: set[int]) -> tuple[CausalWindow | None, float]:
+def causal_window_of(window: MeasuredWindow, part: CausalPart) -> tuple[CausalWindow | None, float]:
     """A closed causal window, None if it cannot be used; and how much longer than undelayed its steps took, ms.
 
-    ``missed``: as ``missed_steps``, of all ranks.
+    ``part``: of all ranks.
     """
-    delayed, wanted = window.delayed, len(window.delayed_keys)
+    delayed, wanted, missed = window.delayed, len(window.delayed_keys), set(part.missed)
     steps = [step for step in window.steps if step.plan.part is Part.DELAYED]
     if delayed is None or not window.complete or not steps or ALL_STEPS in missed:
         return None, 0.0
     clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
     steps = with_times(steps)
+    profiled = with_times([step for step in window.steps if step.plan.part is Part.PROFILED])
     own_ms = [step.ms for step in steps if step.ms is not None and not (step.spoilt or step.plan.level)]
-    longer_ms = sum([step.ms - fmean(own_ms) for step in steps if step.ms and not step.spoilt]) if own_ms else 0.0
+    all_ms = [step.ms for step in (*steps, *profiled) if step.ms and not step.spoilt]
+    longer_ms = sum([ms - fmean(own_ms) for ms in all_ms]) if own_ms else 0.0
     longest = [_measured_ms(delay) for step in steps if step.plan.level == LEVELS - 1 for delay in step.log.delays]
     if wanted and not longest:
         return None, max(0.0, longer_ms)
@@ -225,6 +266,7 @@ def causal_window_of(window: MeasuredWindow, missed: set[int]) -> tuple[CausalWi
         step_ms=tuple([None if step.spoilt or place in missed else step.ms for place, step in enumerate(steps)]),
         missed=wanted * len(steps) - sum([len(step.log.delays) for step in steps]),
         missed_steps=len(missed.intersection(range(len(steps)))),
+        names=names_of(part.exposure),
     ), max(0.0, longer_ms)
 
 

@@ -34,6 +34,7 @@ from overlap_callbacks.analysis.kernels.timeline import MAX_SLICES, call_times, 
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, num_streams, profiled_block
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
 from overlap_callbacks.analysis.results.arrivals import ProfiledStep
+from overlap_callbacks.analysis.results.exposure import ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm
@@ -137,6 +138,25 @@ def profile_figures(
         kernels_ms=_kernels_ms(kernels, log, steps, recorded) if on_device else {},
         phases=phases_on_host(kernels, possible, window.clock) if has_power else (),
     )
+
+
+def undelayed_exposure(window: MeasuredWindow) -> ExposureSums:
+    """What is exposed in the profiled steps of a closed causal window; empty if its profile does not tell."""
+    kernels, _ = read_kernels(window)
+    by_arm, kinds = counted_steps(window.steps)
+    if kernels is None or not kinds:
+        return ExposureSums()
+    checked = check_profile(kernels, by_arm, kinds, on_device=window.clock.compute_stream is not None)
+    counted = {index for indices in checked.by_arm.values() for index in indices}
+    if not counted:
+        return ExposureSums()
+    name_calls(window.steps)
+    log = profile_log(window.steps, counted)
+    aligned = align(kernels, log.issued, log.sequential, log.whole)
+    if cross_check(aligned, log.sequential, log.whole, _symmetric_groups()).missing:
+        return ExposureSums()
+    numbers = {step.profile_index: step.number for step in window.steps if step.profile_index in counted}
+    return exposed_collectives(aligned, numbers)
 
 
 def _symmetric_groups() -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.causes import Causes, gather_missed
+from overlap_callbacks.monitor.background.causes import Causes, gather_parts
 from overlap_callbacks.monitor.background.deciding import Deciding
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of, trial_extra_s
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
@@ -246,9 +246,10 @@ class Reporter:
             if window.tried:
                 self._report_trial(window, cost)
             elif window.delayed is not None:
-                gathered = functools.partial(gather_missed, self._exchange, key, self._timeout_s, self._is_over)
+                gathered = functools.partial(gather_parts, self._exchange, key, self._timeout_s, self._is_over)
                 send_up = functools.partial(self._send_up, key=key)
-                for found in self._causes.report(window, cost, self._await_normal_steps, gathered, send_up):
+                wait, rank = self._await_normal_steps, self._job.rank
+                for found in self._causes.report(window, rank, cost, wait, gathered, send_up):
                     self._sinks.log_causal(found)
             else:
                 self._report_with_cost(window, cost, key, tokens_per_step)
