@@ -19,9 +19,10 @@ The JSON file has an ``environment`` and ``figures``, each with the line that wa
 - ``monitor, per step outside a window``: ``us``, and ``empty_us`` of two calls that do nothing.
 - ``parts of a step, with the optimizer alone`` and ``with the model``: ``us`` added to a step of a small model on one
   rank, in CPU time of the training thread: the median difference to an equal model's step beside it; ``low`` and
-  ``high``; ``undisturbed_us``: the difference of the fastest tenths, for a machine with other tenants; the same after
-  8 MiB of other data as ``cold_...``, and of absent to absent as ``noise_...``; ``reporting_us`` a step on the
-  library's own threads; ``load`` of the machine.
+  ``high``; ``undisturbed_us``: the difference of the fastest tenths, for a machine with other tenants. The same of
+  empty functions in the library's places, as ``empty_...``: what torch's calls of them cost; of the library to those as
+  ``over_empty_...``; of absent to absent as ``noise_...``; all after 8 MiB of other data as ``cold_...``.
+  ``reporting_us`` a step on the library's own threads; ``load`` of the machine.
 - ``gate, one collective``: medians in us of each arm (``absent_us``, ``between_windows_us``, ``recording_us``,
   ``backend_select_between_windows_us``, ``backend_select_recording_us``, ``boxing_us``: a kernel that only
   redispatches); ``ratio``, ``low`` and ``high`` of between windows to absent, with the 95 % interval; and
@@ -133,29 +134,35 @@ def parts_of_a_step(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _beside_twins(rounds: int, *, cold: bool, with_model: bool) -> dict[str, float]:
-    """Paired steps, in random order, of three equal models: one has the library. ``cold``: other data was used between.
+    """Paired steps, in random order, of equal models: one has the library. ``cold``: other data was used between.
 
     CPU time of the training thread; ``reporting_us``: of the library's own, by the step.
     """
     from overlap_callbacks.integrations.pytorch import attach
 
-    twins = {}
-    for arm in ("absent", "with", "again"):
+    twins, run = {}, torch.autograd._engine_run_backward
+    runs = dict.fromkeys(("absent", "with", "again", "empty"), run)
+    for arm in runs:
         torch.manual_seed(0)
         net = nn.Linear(8, 8)
         twins[arm] = net, torch.optim.SGD(net.parameters(), lr=1e-6)
+    _hook_nothing(*twins["empty"], with_model=with_model)
     net, optimizer = twins["with"]
-    without = torch.autograd._engine_run_backward
     model = net if with_model else None
     monitor = attach(optimizer, model=model, sinks=[], power=False, first_step=10**8, every_n_steps=10**8)
-    marked = torch.autograd._engine_run_backward
+    runs["with"] = torch.autograd._engine_run_backward
+
+    def passed_on(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    runs["empty"] = passed_on if with_model else run
     times: dict[str, list[float]] = {arm: [] for arm in twins}
     batch, others, order = torch.ones(8, 8), torch.ones(2**21), random.Random(0)
     own_ns = time.process_time_ns() - time.thread_time_ns()
     for number in range(rounds + 100):
         for arm in order.sample(list(twins), len(twins)):
             net, optimizer = twins[arm]
-            torch.autograd._engine_run_backward = marked if arm == "with" else without  # the twins' are untouched
+            torch.autograd._engine_run_backward = runs[arm]
             if cold:
                 others.sum()
             begun_ns = time.thread_time_ns()
@@ -165,13 +172,34 @@ def _beside_twins(rounds: int, *, cold: bool, with_model: bool) -> dict[str, flo
             if number >= 100:
                 times[arm].append((ended_ns - begun_ns) / 1e3)
     own_ns = time.process_time_ns() - time.thread_time_ns() - own_ns
-    torch.autograd._engine_run_backward = marked
+    torch.autograd._engine_run_backward = runs["with"]
     monitor.close()
-    added, noise = _added(times["with"], times["absent"]), _added(times["again"], times["absent"])
-    prefix = "cold_" if cold else ""
-    figures = {f"{prefix}{key}": value for key, value in added.items()}
-    figures |= {f"{prefix}noise_{key}": value for key, value in noise.items()}
+    figures = {}
+    for kind, arm, base in (
+        ("", "with", "absent"), ("over_empty_", "with", "empty"), ("empty_", "empty", "absent"),
+        ("noise_", "again", "absent"),
+    ):  # fmt: skip
+        added = _added(times[arm], times[base])
+        figures |= {f"{'cold_' if cold else ''}{kind}{key}": value for key, value in added.items()}
     return figures if cold else figures | {"reporting_us": own_ns / (rounds + 100) / 1e3, "load": os.getloadavg()[0]}
+
+
+def _hook_nothing(net: nn.Module, optimizer: torch.optim.Optimizer, *, with_model: bool) -> None:
+    """A function that does nothing wherever the library has one: what torch's own calls of them cost."""
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    def again(*_: Any) -> None:
+        queue(nothing)
+
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    optimizer.register_step_pre_hook(nothing)
+    optimizer.register_step_post_hook(nothing)
+    done = nothing if with_model else again
+    list(net.parameters())[-1].register_hook(lambda gradient: queue(done))
+    if with_model:
+        net.register_forward_pre_hook(nothing)
 
 
 def _added(times: Sequence[float], without: Sequence[float]) -> dict[str, float]:
@@ -419,7 +447,14 @@ def show_parts(show: Callable[..., None], found: Mapping[str, Mapping[str, float
         interval = f"95 % interval {parts['low']:.1f} to {parts['high']:.1f}"
         shown = f"{parts['us']:.1f} us ({interval}), undisturbed {parts['undisturbed_us']:.1f}"
         show(f"parts of a step, {name}", f"{shown}; load {parts['load']:.1f}", **parts)
-        for prefix, what in (("cold_", "after other work"), ("noise_", "the machine's noise, absent / absent")):
+        for prefix, what in (
+            ("empty_", "of it by empty functions in the same places"),
+            ("over_empty_", "the library's own"),
+            ("cold_", "after other work"),
+            ("cold_empty_", "after other work, of it by empty functions"),
+            ("cold_over_empty_", "after other work, the library's own"),
+            ("noise_", "the machine's noise, absent / absent"),
+        ):
             us, low, high, fastest = (parts[f"{prefix}{key}"] for key in ("us", "low", "high", "undisturbed_us"))
             print(f"{'':<54} {what}: {us:.1f} us ({low:.1f} to {high:.1f}); undisturbed {fastest:.1f}")
 

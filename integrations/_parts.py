@@ -5,6 +5,7 @@ They read and change no tensor. In a copy of a model, and in compiled code, they
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,29 +23,39 @@ from overlap_callbacks.analysis.step_vectors import (
     OPTIMIZER,
     WAITING,
 )
+from overlap_callbacks.monitor.step_ring import Leave
 
 from . import base
 
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_now_ns = time.perf_counter_ns
 
 
 class PassMarks:
     """Marks forward and backward passes for a monitor. A copy, with the model that has it as its hooks, marks nothing.
 
-    A hook of a tensor that each step makes anew costs twenty times what a mark does. So a backward pass is marked where
+    A job's own work fills the caches between two marks, so a mark costs what it touches: what it needs is in slots. A
+    hook of a tensor that each step makes anew costs twenty times what a mark does. So a backward pass is marked where
     torch hands it to the engine.
 
     ``idle``: what is not in a pass of a model is waiting, as in a pipeline between micro-batches.
     """
 
+    __slots__ = (
+        "__weakref__", "_after_backward", "_has_leaf", "_idle", "_is_backward", "_is_queued", "_is_told", "_monitor",
+        "_queue", "leave",
+    )  # fmt: skip
+    leave: Leave
+
     def __init__(self, monitor: OverlapMonitor, *, idle: bool = False) -> None:
         self._monitor = monitor
-        self._enter = monitor.enter
         self._idle = idle
         self._after_backward = WAITING if idle else AFTER_BACKWARD
         self._is_told = False  # a forward pass is marked since the last optimizer step
         self._is_backward = self._is_queued = self._has_leaf = False
         self._queue: Any = torch.autograd.Variable._execution_engine.queue_callback
+        monitor.lend_marks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PassMarks, (_Nobody(),)
@@ -78,13 +89,14 @@ class PassMarks:
                 return inner(*args, **kwargs)
             marks._is_backward, marks._is_queued = True, False
             hook = None if marks._has_leaf else marks._watch_first(*args)
-            marks._enter(BACKWARD)
+            leave = marks.leave
+            leave((BACKWARD, _now_ns()))
             try:
                 return inner(*args, **kwargs)
             finally:
                 marks._is_backward = False
                 marks._has_leaf &= marks._is_queued
-                marks._enter(marks._after_backward)
+                leave((marks._after_backward, _now_ns()))
                 if hook is not None:
                     hook.remove()
 
@@ -101,17 +113,19 @@ class PassMarks:
 
     def optimizer_begins(self, *_: Any) -> None:
         if not _is_compiling():
+            leave = self.leave
             self._is_told = self._is_queued = False  # an exception may have ended the backward pass
-            self._enter(OPTIMIZER)
+            leave((OPTIMIZER, _now_ns()))
 
     def forward_begins(self, *_: Any) -> None:
         if not _is_compiling():
             self._is_told = True
-            self._enter(FORWARD if torch.is_grad_enabled() else EVALUATION)
+            leave = self.leave
+            leave((FORWARD if _is_grad_enabled() else EVALUATION, _now_ns()))
 
     def _forward_ended(self, *_: Any) -> None:
-        if torch.is_grad_enabled() and not _is_compiling():
-            self._enter(WAITING)
+        if _is_grad_enabled() and not _is_compiling():
+            self.leave((WAITING, _now_ns()))
 
     def _watch_first(self, outputs: Any = (), *_: Any) -> Any:
         """Without a parameter whose gradient tells that a backward pass ends, as in FSDP2, that of its first output."""
@@ -126,27 +140,31 @@ class PassMarks:
         finally:
             self._is_queued = queued
 
-    def _gradient_came(self, *_: Any) -> None:
+    def _gradient_came(self, _: torch.Tensor) -> None:
         if not self._is_queued and not _is_compiling():
+            queue = self._queue
             self._is_queued = True
-            self._queue(self._gradients_are_computed)
+            queue(self._gradients_are_computed)
 
     def _gradients_are_computed(self) -> None:
         # Called when the graph is done, before what was queued later: DDP and FSDP wait there for their collectives.
-        self._enter(WAITING)
+        leave = self.leave
+        leave((WAITING, _now_ns()))
         if not self._is_backward:
-            self._queue(self._backward_ended)
+            queue = self._queue
+            queue(self._backward_ended)
 
     def _backward_ended(self) -> None:
+        leave = self.leave
         self._is_queued = False
-        self._enter(self._after_backward)
+        leave((self._after_backward, _now_ns()))
 
 
 class _Nobody:
     """In place of a copy's monitor."""
 
-    def enter(self, part: int) -> None:
-        pass
+    def lend_marks(self, marker: PassMarks) -> None:
+        marker.leave = lambda _: None
 
 
 def around(monitor: OverlapMonitor, part: int, after: int) -> Callable[..., Any]:

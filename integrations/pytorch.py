@@ -109,8 +109,7 @@ def attach(
     accelerator, replays = device.accelerator(), GraphReplays(monitor)
 
     # The current step began before we attached. The first step with a known start is the next one.
-    def after_step(*_: Any) -> None:
-        nonlocal step
+    def after_step() -> None:
         if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
             # step continues, but does not count.
@@ -120,8 +119,7 @@ def attach(
         replays.stop()
         if monitor.in_step:
             monitor.step_end()
-        step += 1
-        monitor.step_begin(step)
+        monitor.step_begin(max(step, monitor.last_step) + 1)
 
     monitor.name_groups(_dimensions(optimizer, models, pipeline))
     _configuration.tell(
@@ -136,10 +134,7 @@ def attach(
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
     monitor.call_on_close(replays.stop)
-    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
-    # needs no import: torch.optim loads Dynamo when an optimizer is created.
-    hook: Any = torch.compiler.disable(after_step)
-    monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
+    monitor.call_on_close(optimizer.register_step_post_hook(monitor.step_hook(after_step)).remove)
     marks = PassMarks(monitor, idle=pipeline is not None)
     monitor.call_on_close(optimizer.register_step_pre_hook(marks.optimizer_begins).remove)
     marks.watch(models, (parameter for group in optimizer.param_groups for parameter in group["params"]))

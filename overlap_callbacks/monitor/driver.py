@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import numpy as np
+import torch
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.request import Status
-from overlap_callbacks.analysis.step_vectors import PARTS
+from overlap_callbacks.analysis.step_vectors import FIRST_STEP, PARTS
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
@@ -24,13 +25,16 @@ from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.sampling import SamplingRunner
 from overlap_callbacks.monitor.session import SessionSlot
-from overlap_callbacks.monitor.step_ring import StepRing
+from overlap_callbacks.monitor.step_ring import Leave, StepRing
 from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.monitor.window_cost import STEPS_BEFORE
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_now_ns = time.perf_counter_ns
 
 
 class StepDriver:
@@ -311,6 +315,31 @@ class StepDriver:
     def _wake(self) -> None:
         """Make the next step check for errors of the library's threads. Callable from any thread."""
         self.next_step = 0
+
+
+class StepHook:
+    """Ends a step and begins the next one in one call, which outside windows costs little more than its mark.
+
+    ``otherwise``: does so in all other cases, with what begins or ends a window; the first step too.
+    """
+
+    __slots__ = ("__weakref__", "_driver", "_otherwise", "leave")
+    leave: Leave
+
+    def __init__(self, driver: StepDriver, otherwise: Callable[[], None]) -> None:
+        self._driver = driver
+        self._otherwise = torch.compiler.disable(otherwise)  # a compiled step would trace into it, and break there
+        driver.ring.lend(self)
+
+    def step_ended(self, *_: Any) -> None:
+        if not _is_compiling():
+            driver, leave = self._driver, self.leave
+            step = driver.last_step + 1
+            is_quick = step < driver.next_step and driver.open and not driver.in_runner_step
+            if is_quick and not leave((FIRST_STEP + step, _now_ns())):
+                driver.last_step = step
+                return
+        self._otherwise()
 
 
 def _raise(error: BaseException) -> None:

@@ -31,10 +31,11 @@ from overlap_callbacks.monitor.config import (
     record_of,
     switched_off_by,
 )
-from overlap_callbacks.monitor.driver import StepDriver
+from overlap_callbacks.monitor.driver import StepDriver, StepHook
 from overlap_callbacks.monitor.faults import MisuseError
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.monitor.step_ring import Marker
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.sinks import Sink
 
@@ -96,20 +97,24 @@ class AdapterApi:
         """Set the number of model chunks of an interleaved pipeline on this rank."""
         self._driver.window_runner.model_chunks = number
 
-    @property
-    def enter(self) -> Callable[[int], None]:
-        """Called with a part of ``analysis.step_vectors`` that begins, in the open step or after it."""
-        return self._driver.ring.enter
+    def enter(self, part: int) -> None:
+        """Mark that a part of ``analysis.step_vectors`` begins, in the open step or after it."""
+        self._driver.ring.enter(part)
+
+    def lend_marks(self, marker: Marker) -> None:
+        """Let an object leave marks itself, for less."""
+        self._driver.ring.lend(marker)
+
+    def step_hook(self, otherwise: Callable[[], None]) -> Callable[..., None]:
+        """A hook for the end of each step, which begins the next one; see ``StepHook``."""
+        return StepHook(self._driver, otherwise).step_ended
 
     def tell_micro_batch(self) -> None:
         """Count one more micro-batch in the open step. The count is part of a step's kind."""
         self._driver.gate.micro_batches += 1
 
     def expect_nested_collectives(self) -> None:
-        """Prepare for operators that issue collectives themselves, as those on DTensors do.
-
-        Call it before the first window. Observing these costs some microseconds per collective between windows.
-        """
+        """Before the first window: see collectives of DTensors, too, for some microseconds each between windows."""
         self._driver.gate.nested = True
 
     def use_native(self, form: OverlapSwitch) -> None:
@@ -215,8 +220,7 @@ class OverlapMonitor(AdapterApi):
         detail: what W&B and a trainer's other loggers get of each window: ``"short"``, at most 14 keys, or ``"all"``.
             It does not change sinks that you give yourself.
         strict: raise instead of switching off.
-        max_overhead: maximum fraction of training time that measuring may cost; windows that cost more are run less
-            often. None for no limit.
+        max_overhead: maximum fraction of training time for measuring: windows become rarer; None for no limit.
         order_timeout_s: maximum time in which the ranks' sequences of collectives must come in.
         report_timeout_s: maximum time in which their reports must come in.
         power: measure power, energy and clocks in windows, where the device has sensors.
@@ -483,14 +487,12 @@ class _StepContext:
         self.number = 0
 
     def __enter__(self) -> OverlapMonitor:
-        monitor = self._monitor()
-        assert monitor is not None
+        monitor: Any = self._monitor()
         monitor.step_begin(self.number)
-        return monitor
+        return monitor  # type: ignore[no-any-return]
 
     def __exit__(self, *exception: object) -> None:
-        monitor = self._monitor()
-        assert monitor is not None
+        monitor: Any = self._monitor()
         if exception[0] is None:
             monitor.step_end(self.number)
         else:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +43,26 @@ _STEPS_TOGETHER = 256
 MAX_EVENTS = 6
 
 
+# Called with what begins, and its host time; True if it cannot be marked, because a graph is being captured.
+Leave = Callable[[tuple[int, int]], bool | None]
+
+
+class Marker(Protocol):
+    """What leaves marks itself, without a call of the ring: in a job whose own work fills the caches each costs."""
+
+    leave: Leave
+
+
 class StepRing:
     """The parts of the last 4,096 steps. The training thread marks, in well below a microsecond; any thread reads."""
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque(maxlen=_MAX_ITEMS)  # in turn what begins, and when
-        self._extend = self._items.extend  # one call: a thread sees both items or none
-        self._begun_ns: deque[int] = deque(maxlen=_MAX_ITEMS)  # host time of the beginnings, on a device
         self._spoilt: deque[int] = deque(maxlen=SIZE)
         self._device: _DeviceMarks | None = None
-        self._is_device_known = False
         self._paused_in = OTHER
+        self._markers: weakref.WeakSet[Marker] = weakref.WeakSet()
+        self.leave: Leave = self._leave_first
         # Of the thread that reads:
         self._lock = threading.Lock()
         self._unread: list[Any] = []  # from the beginning of a step that is not complete
@@ -62,20 +73,21 @@ class StepRing:
 
     def begin(self, step: int) -> None:
         """A step begins, and the one before it ends."""
-        if self._device is None:
-            self._extend((FIRST_STEP + step, time.perf_counter_ns()))
-            if not self._is_device_known:
-                self._look_for_device()
-        else:
-            self._begun_ns.append(time.perf_counter_ns())
-            self._device.begin(step)
+        self.leave((FIRST_STEP + step, time.perf_counter_ns()))
 
     def enter(self, part: int) -> None:
         """A part of the open step begins, and the one before it ends; see ``analysis.step_vectors``."""
-        if self._device is None:
-            self._extend((part, time.perf_counter_ns()))
-        else:
-            self._device.enter(part)
+        self.leave((part, time.perf_counter_ns()))
+
+    def lend(self, marker: Marker) -> None:
+        """Keep its ``leave`` the ring's own."""
+        self._markers.add(marker)
+        marker.leave = self.leave
+
+    def _leave_by(self, leave: Leave) -> None:
+        self.leave = leave
+        for marker in self._markers:
+            marker.leave = leave
 
     def pause(self) -> None:
         """Something that is not training begins."""
@@ -97,17 +109,21 @@ class StepRing:
 
     def close(self) -> None:
         """Leave no more marks."""
-        self._extend, self._is_device_known = _nothing, True
-        if self._device is not None:
-            self._device.is_closed = True
+        self._leave_by(_nothing)
 
-    def _look_for_device(self) -> None:
-        """Marks are events from now on if the process uses a device; then nothing is known of the step before."""
-        self._is_device_known = True
+    def _leave_first(self, mark: tuple[int, int]) -> None:
+        """Once a step begins, marks are events if the process uses a device; then nothing is known of those before."""
+        items = self._items
+        items.extend(mark)
+        if mark[0] < FIRST_STEP:
+            return
         used = device.in_use()
-        if used is not None:
-            self._items.clear()
-            self._device = _DeviceMarks(device.accelerator().current_stream(used), self._extend)
+        if used is None:
+            self._leave_by(items.extend)  # one call: a thread sees both items or none
+        else:
+            items.clear()
+            self._device = _DeviceMarks(device.accelerator().current_stream(used), items.extend)
+            self._leave_by(self._device.leave)
 
     # -- on any thread
 
@@ -149,7 +165,7 @@ class StepRing:
             begun_ns = times_ns[np.array(begins[:-1]) - first]
         else:
             times_ns = self._device.times_ns(times, begins)
-            begun_ns = np.array([self._begun_ns.popleft() for _ in begins[:-1]], dtype=np.int64)
+            begun_ns = np.array([self._device.begun_ns.popleft() for _ in begins[:-1]], dtype=np.int64)
         parts_ns = parts_of(np.array(marks[first : last + 1], dtype=np.int64), times_ns)
         follows = np.diff(steps) == 1
         ordinary = follows & ~np.isin(steps[:-1], np.array(self._spoilt, dtype=np.int64))
@@ -174,7 +190,7 @@ class StepRing:
                 self._read.appendleft(oldest.where(slice(over, None)))
 
 
-def _nothing(_: Any) -> None:
+def _nothing(_: tuple[int, int]) -> None:
     pass
 
 
@@ -201,32 +217,38 @@ class _DeviceMarks:
         self._stream = stream
         self._extend = extend
         self._accelerator = device.accelerator()
-        self.is_closed = False
+        self.begun_ns: deque[int] = deque(maxlen=_MAX_ITEMS)  # host time of the beginnings
         self._free: deque[device.Event] = deque()  # read before
         self._num_events = 0  # of the open step, without the optimizer's
         self._num_forward = 0  # micro-batches of the open step
         self._num_batches = 1  # of the step before
         self._chosen = 0
 
-    def begin(self, step: int) -> None:
-        if self.is_closed or self._accelerator.is_capturing():
-            return
+    def leave(self, mark: tuple[int, int]) -> bool | None:
+        what, now_ns = mark
+        if what < FIRST_STEP:
+            return self._enter(what)
+        if self._accelerator.is_capturing():
+            return True
+        self.begun_ns.append(now_ns)
         event = self._mark()
-        self._extend((FIRST_STEP + step, event))
+        self._extend((what, event))
         self._num_batches, self._num_forward, self._num_events = max(1, self._num_forward), 0, 1
-        self._chosen = step % self._num_batches
+        self._chosen = (what - FIRST_STEP) % self._num_batches
         if self._chosen:
             self._extend((TOGETHER, event))
+        return None
 
-    def enter(self, part: int) -> None:
+    def _enter(self, part: int) -> bool | None:
         wanted = self._wanted(part)
         is_optimizer = part == OPTIMIZER
         if wanted is None or (self._num_events >= MAX_EVENTS - 1 and not is_optimizer):
-            return
-        if self.is_closed or self._accelerator.is_capturing():
-            return
+            return None
+        if self._accelerator.is_capturing():
+            return True
         self._num_events += not is_optimizer
         self._extend((wanted, self._mark()))
+        return None
 
     def _wanted(self, part: int) -> int | None:
         """What to mark for a part; None for nothing."""
