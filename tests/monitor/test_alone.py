@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
+import random
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks import OverlapMonitor, Schedule
+from overlap_callbacks.analysis.step_vectors import AFTER_BACKWARD, BACKWARD, FORWARD, OPTIMIZER
 from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.monitor import step_ring
 from overlap_callbacks.report.record import Record, read
+from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log
+from tests.margins import PATIENCE_S
 
 STRETCH = 128
+MANY_STEPS, STRETCHES = 10_000_000, 4 * 512
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +51,10 @@ def train(steps: int, folder: Path | None, before: Callable[[int], None] = lambd
     if monitor is not None:
         monitor.close()
     return model.weight.detach()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def parts_of(record: Record) -> set[str]:
@@ -79,3 +96,36 @@ def test_input_that_grows_is_told(tmp_path: Path) -> None:
     slower = [change for change in read(tmp_path).changes if change.step_ms > 0]
     assert [(change.cause, change.ranks) for change in slower] == [("input", ())]
     assert slower[0].first_step == pytest.approx(26 * STRETCH, abs=2 * STRETCH)
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+def test_ten_million_steps_leave_memory_constant(tmp_path: Path) -> None:
+    """Steps of 10 ms, by a clock that only marks turn. In its second half the job keeps nothing more."""
+    chance = random.Random(0)
+    parts_ns = [round(2e6 * chance.lognormvariate(0.0, 0.05)) for _ in range(9973)]
+    clock = SimpleNamespace(perf_counter_ns=itertools.accumulate(itertools.cycle(parts_ns)).__next__)
+    schedule = Schedule(repeats=30, every_n_steps=5000)  # long windows make long stretches
+    used: list[tuple[int, int]] = []
+    with mock.patch.object(step_ring, "time", clock):
+        monitor = OverlapMonitor(schedule=schedule, sinks=[JsonlSink(tmp_path)], power=False)
+        enter = monitor.enter
+        for step in range(MANY_STEPS):
+            monitor.step_begin(step)
+            enter(FORWARD)
+            enter(BACKWARD)
+            enter(AFTER_BACKWARD)
+            enter(OPTIMIZER)
+            monitor.step_end()
+            if step % STRETCHES == STRETCHES - 1:  # the reporting thread keeps up, as in a job
+                monitor._driver.slot._session.reporter._worker.ask(lambda: None, PATIENCE_S)  # type: ignore[union-attr]
+            if step in (MANY_STEPS // 2, MANY_STEPS - 1):
+                gc.collect()
+                used.append((sys.getallocatedblocks(), resident_bytes()))
+        monitor.close()
+    (blocks, num_bytes), (blocks_later, bytes_later) = used
+    assert blocks_later - blocks < MANY_STEPS / 2000  # one thing kept of each stretch would be twice as many
+    assert bytes_later - num_bytes < MANY_STEPS / 2
+    record = read(tmp_path)
+    assert record.frontier[-1].last_step >= MANY_STEPS - 2 * STRETCHES
+    assert not record.changes
