@@ -129,8 +129,14 @@ class Response:
 
     @property
     def label(self) -> str:
-        first, number = call_in_words(self.delayed.members[0]), len(self.delayed.members)
-        return first if self.alone else f"{first} and {number - 1} more"
+        """E.g. ``6 collectives: all-reduce of bucket 0 … bucket 5``."""
+        members = self.delayed.members
+        if self.alone:
+            return call_in_words(members[0])
+        # Without the parameters of a bucket.
+        first, last = [call_in_words(member).partition(": ")[0] for member in (members[0], members[-1])]
+        kind, of, rest = last.partition(" of ")
+        return f"{len(members)} collectives: {first} … {rest if of and first.startswith(kind + of) else last}"
 
     @property
     def verdict(self) -> Verdict:
@@ -214,7 +220,8 @@ def causal_summary(windows: Sequence[CausalWindow]) -> str:
     value, low, high = (
         PLAIN.number(of or 0.0, 2) for of in (found.slope.value, found.slope.ci_low, found.slope.ci_high)
     )
-    return f"{said} to the {found.label}: {found.verdict.value}, slope {value} ({low} to {high})"
+    the = "the " if found.alone else ""
+    return f"{said} to {the}{found.label}; {found.verdict.value}, slope {value} ({low} to {high})"
 
 
 def slopes_by_name(windows: Sequence[CausalWindow]) -> dict[tuple[str, str], float]:

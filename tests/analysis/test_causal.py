@@ -205,6 +205,6 @@ def test_delays_follow_the_step_and_the_size_of_the_set() -> None:
 
 def test_each_window_of_delays_has_a_line_in_the_log() -> None:
     words = causal_summary([window(0, CALLS[:2])])
-    assert words.startswith("overlap window 0 (step 0), delays of 10.00 ms to the ")
-    assert " and 1 more: holds the step up, slope " in words
+    assert words.startswith("overlap window 0 (step 0), delays of 10.00 ms to 2 collectives: all-reduce of ")
+    assert "; holds the step up, slope " in words
     assert causal_summary([window(0, steps=6)]).endswith(": too few of its steps count")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict, call_in_words
+from overlap_callbacks.analysis.causal import LEVELS, Response, Verdict
 from overlap_callbacks.analysis.causal_findings import Finding, Fix, findings_of, fix_of
 from overlap_callbacks.analysis.formatting import PAGE, count, cut, page_sentence, page_text, rounded
 from overlap_callbacks.analysis.results.causal import DelayedCall
@@ -93,7 +93,7 @@ def answer(responses: Sequence[Response]) -> str:
 
 def _names(responses: Sequence[Response]) -> dict[Members, str]:
     """A name for each set, cut so that no two read alike. Of several collectives, their number stands first."""
-    whole = [_in_words(of.delayed.members) for of in responses]
+    whole = [of.label for of in responses]
     alike = Counter(whole)
     for place, of in enumerate(responses):
         if alike[whole[place]] > 1:
@@ -106,16 +106,6 @@ def _names(responses: Sequence[Response]) -> dict[Members, str]:
         if len(set(cuts.values())) == len(cuts):
             break
     return {of.delayed.members: page_text(cuts[name]) for of, name in zip(responses, whole, strict=True)}
-
-
-def _in_words(members: Members) -> str:
-    """E.g. ``6 collectives: all-reduce of bucket 0 … bucket 5``."""
-    if len(members) == 1:
-        return call_in_words(members[0])
-    # Without the parameters of a bucket.
-    first, last = [call_in_words(member).partition(": ")[0] for member in (members[0], members[-1])]
-    kind, of, rest = last.partition(" of ")
-    return f"{len(members)} collectives: {first} … {rest if of and first.startswith(kind + of) else last}"
 
 
 def _told(response: Response, responses: Sequence[Response]) -> bool:
