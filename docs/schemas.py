@@ -106,7 +106,8 @@ Run = made(
     causal=list[made(
         "Delayed", members=tuple[DelayedCall, ...], delay_ms=float, slope=Estimate, slack_ms=Estimate | None,
         longer_ms=list[float], num_windows=int, verdict=str, removed_wins_at_most_ms=float | None,
-        exposed_ms=float | None, hidden_ms=float | None, profile_differs=str, fix=made("Fix", Fix) | None,
+        exposed_ms=float | None, hidden_ms=float | None, on_critical_path_ms=float | None,
+        profile_is_of_same_windows=bool, profile_differs=str, fix=made("Fix", Fix) | None,
     )],
     throughput=Throughput | None, measuring_cost=Estimate | None, quick_cost=Estimate | None, sides=ESTIMATES,
     unfinished=WindowFigures | None,

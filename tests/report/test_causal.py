@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from overlap_callbacks.analysis.causal import levels_of, responses_of
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.report.html import write_document
 from overlap_callbacks.report.record import Record, read
-from overlap_callbacks.report.run_json import run_as_json
 from overlap_callbacks.report.views.causal import causal, causal_document
 from overlap_callbacks.report.views.elements import Chart, Note, Table
 from overlap_callbacks.report.views.sections import ideal
@@ -118,7 +118,8 @@ def test_page_and_terminal_say_what_holds_the_step_up_and_where_the_profile_diff
 
 
 def test_json_has_gain_exposure_and_fix(tmp_path: Path) -> None:
-    first, second, third = run_as_json(job(tmp_path))["causal"]
+    job(tmp_path)
+    first, second, third = json.loads(invoke("show", str(tmp_path), "--json").stdout)["causal"]
     assert first["fix"]["arm"] == "Prefetch(2, 2)"
     assert first["exposed_ms"] is None  # the profile does not name it
     assert first["removed_wins_at_most_ms"] > 0  # as long as others of its kind take alone
