@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
     Attributes:
         exposed_ms, hidden_ms: in a step as configured, by its profile.
-        waiting_ms: of these, waiting for the last rank.
+        waiting_ms: of these, waiting for the last rank, by its share in windows of the usual kind.
         path_ms: of these, on the critical path.
         same_windows: whether these times are of the windows that delayed it, in steps that delay nothing.
         idle_ms: of a step, in which nothing computes or communicates.
@@ -81,10 +81,15 @@ class Finding(NamedTuple):
             return f"{self._in_the_profile(style)}, but with slack of at least {slack}: {longer}"
         if self.response.verdict is Verdict.BLOCKING and share < _HIDDEN:
             return (
-                f"{self._in_the_profile(style)}, and yet the step waits for it: what needs it follows at once, in this "
-                "step or the next, or on another rank"
+                f"{self._in_the_profile(style)}, and yet the step waits for it: its slack is at most "
+                f"{style.quantity(self._most_slack_ms, 'ms')}, or what needs it is in the next step or on another rank"
             )
         return ""
+
+    @property
+    def _most_slack_ms(self) -> float:
+        """A slack that is shorter than the delay, by the slope's interval."""
+        return max(0.0, 1 - (self.response.slope.ci_low or 0.0)) * self.response.delayed.delay_ms
 
     def _longer_path(self, style: Style) -> str:
         """What the step waits for in its place, as far as the profile tells."""
@@ -101,7 +106,8 @@ class Finding(NamedTuple):
             what, ms = ("exposed", self.exposed_ms) if is_exposed else ("hidden", self.hidden_ms)
             return f"{what} for {style.quantity(ms or 0.0, 'ms')} {self._where}"
         if self.path_ms > 0:
-            return f"on the critical path for {style.quantity(self.path_ms, 'ms')} {self._where}"
+            only = "only " if self.response.verdict is Verdict.BLOCKING else ""
+            return f"on the critical path for {only}{style.quantity(self.path_ms, 'ms')} {self._where}"
         return f"not on the critical path {self._where}"
 
     @property
@@ -170,15 +176,18 @@ def findings_of(
         if named is None or not response.alone:
             found.append(Finding(response, transfer_ms=transfer_ms if response.alone else None))
             continue
+        # Only windows of the usual kind tell what is waiting, of collectives that may have been longer than here.
+        waited = None if other is None else _waited(other)
         # By the name alone, if the profile has it: other collectives of the operator may be of another size.
         found.append(
             Finding(
                 response,
                 exposed_ms=named.exposed_ms / named.calls,
                 hidden_ms=named.hidden_ms / named.calls,
-                waiting_ms=_of_one(other or named, "waiting_ms"),
-                path_ms=_of_one(named, "path_ms"),
+                waiting_ms=None if waited is None else waited * _in_flight_ms(named),
+                path_ms=None if named.path_ms is None else named.path_ms / named.calls,
                 same_windows=own is not None,
+                transfer_ms=None if other is None or waited is None else (1 - waited) * _in_flight_ms(other),
                 idle_ms=None if busy_ms is None else max(0.0, response.step_ms - busy_ms),
                 late_rank=late_rank,
             )
@@ -191,10 +200,15 @@ def _by_name(rows: Sequence[ExposedCollective]) -> dict[tuple[str, str], Exposed
     return {(row.collective, row.name): row for row in reversed(rows) if row.calls}
 
 
-def _of_one(row: ExposedCollective, name: str) -> float | None:
-    """A time of one of a row's collectives, if it is known."""
-    time_ms = getattr(row, name)
-    return None if time_ms is None else time_ms / row.calls
+def _in_flight_ms(row: ExposedCollective) -> float:
+    """Of one of a row's collectives."""
+    return (row.exposed_ms + row.hidden_ms) / row.calls
+
+
+def _waited(row: ExposedCollective) -> float | None:
+    """The share of their time in flight in which a row's collectives wait; None if it is not known."""
+    in_flight_ms = row.exposed_ms + row.hidden_ms
+    return None if row.waiting_ms is None or not in_flight_ms > 0 else min(1.0, row.waiting_ms / in_flight_ms)
 
 
 def fix_of(

@@ -7,6 +7,7 @@ import pytest
 
 from overlap_callbacks.analysis.causal import levels_of
 from overlap_callbacks.analysis.causal_findings import Finding, Fix, findings_of, fix_of, merged_buckets
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.causal import CausalWindow, DelayedCall, DelayedSet
 from overlap_callbacks.analysis.results.exposure import ExposedCollective, Exposure
 from overlap_callbacks.analysis.results.prediction import topic_of
@@ -97,6 +98,20 @@ def test_the_critical_path_is_that_of_the_windows_that_delay_it() -> None:
     assert (found.path_ms, found.contradiction()) == (1.0, "")  # 30 ms in 30 calls
     (found,) = findings_of([msgspec.structs.replace(windows[0], names=()), *windows[1:]])
     assert found.path_ms == 1.5  # a window without a profile adds none
+
+
+def test_waiting_of_other_windows_counts_by_its_share_of_their_time() -> None:
+    usual = exposed("all_gather", "layers.3", 2.0, 1.2, waiting_ms=1.2)
+    own = msgspec.structs.replace(exposed("all_gather", "layers.3", 0.2, 2.0), path_ms=0.0)
+    window = msgspec.structs.replace(delayed(GATHER, 0.95), names=(own,))
+    (found,) = findings_of([window], Exposure(5, 2, (), (), (usual,)))
+    assert found.waiting_ms == pytest.approx(2.2 * 1.2 / 3.2)
+    assert found.won_ms == pytest.approx(2.0)  # not 2.2 - 1.2
+    fix = fix_of(found, None, {})
+    assert fix is not None
+    assert "not communication" not in fix.what
+    most = (1 - (found.response.slope.ci_low or 0.0)) * DELAY_MS
+    assert f"its slack is at most {PLAIN.quantity(most, 'ms')}, or what needs it" in found.contradiction()
 
 
 BUCKETS = [exposed("all_reduce", f"bucket {n}: a{n} … b{n}", 1.0, 1.0) for n in range(120)]
