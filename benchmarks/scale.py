@@ -290,7 +290,7 @@ class RankZero:
                 quick=False,
                 tried="",
                 delayed=None,
-                delayed_keys=(),
+                delayed_keys={},
             )
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):

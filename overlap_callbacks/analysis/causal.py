@@ -67,8 +67,9 @@ def call_in_words(call: DelayedCall) -> str:
 
 
 def row_of(call: DelayedCall) -> tuple[str, str]:
-    """Kind and name of its row in ``CausalWindow.names``."""
-    return collective_of(call.operator), call.name or call_in_words(call)
+    """Kind and name of its row in ``CausalWindow.names``: of several in a step with a name, each has its own."""
+    name = f"{call.name} #{call.place + 1}" if call.name and call.place else call.name
+    return collective_of(call.operator), name or call_in_words(call)
 
 
 def levels_of(num_steps: int, start: int = 0) -> tuple[int, ...]:

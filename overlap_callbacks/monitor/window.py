@@ -71,10 +71,7 @@ class MeasuredWindow:
     compared_with: ComparedArm | None = None  # None for sequential steps
     tried: str = ""  # the arm that the window tries in one step; empty if the window is measured
     delayed: DelayedSet | None = None  # what the window delays, if it is a causal one
-    delayed_keys: tuple[CallKey, ...] = ()  # of that, this rank's
-    delayed_names: Mapping[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # of these, by kind and name in a profile
+    delayed_keys: Mapping[CallKey, str] = field(default_factory=dict)  # of that, this rank's, with their names
     opened_ns: int = 0
     steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.budget import Skip
-from overlap_callbacks.monitor.background.causes import OwnCalls, encoded_calls, keys_of, rows_of
+from overlap_callbacks.monitor.background.causes import OwnCalls, encoded_calls, keys_of
 from overlap_callbacks.monitor.background.deciding import ChosenArm
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.submissions import RecordedKinds, WindowConfig
@@ -99,7 +99,6 @@ class _OpenWindow:
         if ruling.delayed is not None:
             self.marks.delayed = ruling.delayed
             self.marks.delayed_keys = keys_of(ruling.delayed, self.calls)
-            self.marks.delayed_names = rows_of(ruling.delayed, self.calls)
             self.schedule = self.schedule.causal(levels_of(self.schedule.delayed_steps, self.marks.number))
         elif ruling.trial:
             self.marks.tried = arm.arm.name

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import Mode
+from overlap_callbacks.analysis.causal import row_of
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.simulated_gpu.jobs import on_device, pinning
@@ -274,6 +275,6 @@ def test_measuring_changes_no_bit_and_finds_names(wrap: str, model: str, optimiz
             (delayed,) = record.read(tmp_path / f"{number}-{look}").causal
             assert delayed.missed == 0
             assert delayed.delayed.delay_ms > 0
-            members = {member.name.partition(":")[0] for member in delayed.delayed.members}
+            members = {row_of(member)[1].partition(":")[0] for member in delayed.delayed.members}
             assert {row.name.partition(":")[0] for row in delayed.names} == members
             assert all(row.path_ms is not None for row in delayed.names)

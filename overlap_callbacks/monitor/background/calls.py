@@ -29,6 +29,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import RECEIVES, Collective
+from overlap_callbacks.gate.delays import CallKey
 from overlap_callbacks.gate.names import names_of
 from overlap_callbacks.gate.serialiser import MAX_TIMED, NotSerialised
 from overlap_callbacks.gate.step_log import StepLog
@@ -176,6 +177,15 @@ def name_calls(steps: Sequence[MeasuredStep]) -> None:
                 call.name = known.name
         for call, name in zip(step.log.collectives, names_of(step.log.collectives), strict=True):
             call.name = name
+
+
+def name_delayed(steps: Sequence[MeasuredStep], names: Mapping[CallKey, str]) -> None:
+    """Name those collectives of profiled steps that a causal window delays in others, and no other ones."""
+    for step in _with_pauses([step for step in steps if step.profile_index >= 0]):
+        places = Counter[CollectiveKey]()
+        for call in step.log.collectives:
+            call.name = names.get((*call.key, places[call.key]), "")
+            places[call.key] += 1
 
 
 # -- collectives of a host library (Gloo) in a job on a device, which its profile does not show

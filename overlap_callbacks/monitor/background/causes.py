@@ -70,12 +70,8 @@ _add_parts = struct_sum(CausalPart, missed=distinct, exposure=add_exposures)
 
 def part_of(window: MeasuredWindow, rank: int) -> CausalPart:
     """This rank's part of a closed causal window."""
-    exposure, known = of_rank(undelayed_exposure(window), rank), window.delayed_names
-    names = tuple([
-        msgspec.structs.replace(row, place=known[row.collective, row.place])
-        for row in exposure.names
-        if (row.collective, row.place) in known
-    ])  # fmt: skip
+    exposure = of_rank(undelayed_exposure(window), rank)
+    names = tuple([row for row in exposure.names if row.place])
     return CausalPart(tuple(sorted(missed_steps(window))), msgspec.structs.replace(exposure, rows=(), names=names))
 
 
@@ -84,22 +80,9 @@ def encoded_calls(own: OwnCalls) -> bytes:
     return zlib.compress(msgspec.msgpack.encode([one for _, one in own.values()]), 1) if own else b""
 
 
-def keys_of(delayed: DelayedSet, own: OwnCalls) -> tuple[CallKey, ...]:
-    """Of a set, what this rank issues."""
-    return tuple([own[member][0] for member in delayed.members if member in own])
-
-
-def rows_of(delayed: DelayedSet, own: OwnCalls) -> dict[tuple[str, str], str]:
-    """Of a set, what this rank issues: the name in ``CausalWindow.names`` by kind and name in this rank's profile.
-
-    Without a name of the framework's that is the place of its kind in the step, which differs between ranks.
-    """
-    found = {}
-    for member in delayed.members:
-        if member in own:
-            kind, name = row_of(member)
-            found[kind, own[member][1].name] = name
-    return found
+def keys_of(delayed: DelayedSet, own: OwnCalls) -> dict[CallKey, str]:
+    """Of a set, what this rank issues, with the names in ``CausalWindow.names``: the same on all ranks."""
+    return {own[member][0]: row_of(member)[1] for member in delayed.members if member in own}
 
 
 class Causes:

@@ -43,7 +43,7 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
-from overlap_callbacks.monitor.background.calls import calls_on_host, name_calls
+from overlap_callbacks.monitor.background.calls import calls_on_host, name_calls, name_delayed
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
@@ -141,7 +141,10 @@ def profile_figures(
 
 
 def undelayed_exposure(window: MeasuredWindow) -> ExposureSums:
-    """What is exposed in the profiled steps of a closed causal window; empty if its profile does not tell."""
+    """What is exposed in the profiled steps of a closed causal window; empty if its profile does not tell.
+
+    ``names`` are of what is delayed in other steps; the rest of the step has no name.
+    """
     kernels, _ = read_kernels(window)
     by_arm, kinds = counted_steps(window.steps)
     if kernels is None or not kinds:
@@ -150,7 +153,7 @@ def undelayed_exposure(window: MeasuredWindow) -> ExposureSums:
     counted = {index for indices in checked.by_arm.values() for index in indices}
     if not counted:
         return ExposureSums()
-    name_calls(window.steps)
+    name_delayed(window.steps, window.delayed_keys)
     log = profile_log(window.steps, counted)
     aligned = align(kernels, log.issued, log.sequential, log.whole)
     if cross_check(aligned, log.sequential, log.whole, _symmetric_groups()).missing:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.delays import Delayable, delayable
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.calls import name_delayed
 from overlap_callbacks.monitor.background.causes import Causes, by_dimension, encoded_calls, keys_of
 from overlap_callbacks.monitor.background.submissions import Submissions
 from overlap_callbacks.sinks import JsonlSink
@@ -46,10 +49,19 @@ def test_groups_of_all_ranks_are_delayed_and_those_of_one_purpose_together() -> 
         ("allreduce_", "tensor", 0, "layers.5"),
     ]
     assert [keys_of(chosen, delayable(of_rank)) for of_rank in RANKS] == [
-        (("allreduce_", "7", 0), ("allreduce_", "7", 1)),
-        (("allreduce_", "8", 0), ("allreduce_", "8", 1)),
-        (("allreduce_", "9", 0),),
+        {("allreduce_", "7", 0): "layers.0", ("allreduce_", "7", 1): "layers.0 #2"},
+        {("allreduce_", "8", 0): "layers.0", ("allreduce_", "8", 1): "layers.0 #2"},
+        {("allreduce_", "9", 0): "layers.5"},
     ]
+
+
+def test_a_profiled_step_names_only_what_is_delayed_each_one_of_several_with_a_name() -> None:
+    calls = [call("1", "data", "layers.3"), *[call("7", "other", "") for _ in range(30)], call("1", "data", "layers.3")]
+    own = delayable(calls)
+    members = tuple(member for member in own if (member.group, member.place) in (("data", 1), ("7", 4)))
+    step: Any = SimpleNamespace(profile_index=0, log=SimpleNamespace(collectives=calls))
+    name_delayed([step], keys_of(DelayedSet(members, 1.0), own))
+    assert {at: of.name for at, of in enumerate(calls) if of.name} == {5: "all-reduce 5 of 7", 31: "layers.3 #2"}
 
 
 def test_groups_of_no_known_dimension_are_told_apart() -> None:
