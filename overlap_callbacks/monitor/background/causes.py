@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -149,7 +150,9 @@ class Causes:
         ``gathered`` adds to this rank's part those of the ranks below it.
         """
         assert window.delayed is not None
+        began_s = time.thread_time()
         own = part_of(window, rank)
+        own_cpu_ms = (time.thread_time() - began_s) * 1e3
         await_normal_steps(cost)
         part = gathered(own)
         send_up(msgspec.msgpack.encode(part))
@@ -159,7 +162,7 @@ class Causes:
                 "overlap-callbacks: window %d of delays does not count: a rank did not say what it delayed [OC384]",
                 window.number,
             )
-        lost = cost.lost((), 0.0)
+        lost = cost.lost((), own_cpu_ms)
         cost_ms = max(longer_ms, 0.0 if lost is None else lost.ms)
         self._budget.charge(window.number, cost.opened_ns, cost_ms / 1e3, lambda: cost.cost_after_report_ms)
         with self._lock:
