@@ -136,7 +136,6 @@ def _table(found: Sequence[Finding], names: Mapping[Members, str]) -> Table:
         Column("wins ≤", lambda of: _ms(of.won_ms)),
         Column("exposed", lambda of: _ms(of.exposed_ms)),
         Column("-on path", lambda of: _ms(of.path_ms)),
-        Column("-delay", lambda of: _ms(of.response.delayed.delay_ms)),
         caption="Slope: how much longer the step gets by the longest delay of the collective, over that delay; for a "
         "set, each of which is delayed, over the delay of one. 1: the step waits for it. 0: it may take longer at no "
         "cost, by the slack. Wins: by its removal. Intervals hold for all rows together.",
