@@ -69,9 +69,9 @@ class CausalPart(msgspec.Struct, frozen=True, array_like=True):
 _add_parts = struct_sum(CausalPart, missed=distinct, exposure=add_exposures)
 
 
-def part_of(window: MeasuredWindow, rank: int) -> CausalPart:
+def part_of(window: MeasuredWindow) -> CausalPart:
     """This rank's part of a closed causal window."""
-    exposure = of_rank(undelayed_exposure(window), rank)
+    exposure = undelayed_exposure(window)
     names = tuple([row for row in exposure.names if row.place])
     return CausalPart(tuple(sorted(missed_steps(window))), msgspec.structs.replace(exposure, rows=(), names=names))
 
@@ -139,7 +139,6 @@ class Causes:
     def report(
         self,
         window: MeasuredWindow,
-        rank: int,
         cost: WindowCost,
         await_normal_steps: Callable[[WindowCost], None],
         gathered: Callable[[CausalPart], CausalPart],
@@ -151,7 +150,7 @@ class Causes:
         """
         assert window.delayed is not None
         began_s = time.thread_time()
-        own = part_of(window, rank)
+        own = part_of(window)
         own_cpu_ms = (time.thread_time() - began_s) * 1e3
         await_normal_steps(cost)
         part = gathered(own)
@@ -209,7 +208,7 @@ def gather_parts(
     exchange: Exchange, key: str, timeout_s: float, stop: Callable[[float], bool], own: CausalPart
 ) -> CausalPart:
     """The parts of this rank (``own``) and those below it; ``ALL_STEPS`` are missed if one does not say in time."""
-    parts = [own]
+    parts = [msgspec.structs.replace(own, exposure=of_rank(own.exposure, exchange.tree.rank))]
     heard = exchange.gather(key, exchange.tree.patience_s(timeout_s), stop)
     for child in exchange.tree.children:
         try:

@@ -248,8 +248,7 @@ class Reporter:
             elif window.delayed is not None:
                 gathered = functools.partial(gather_parts, self._exchange, key, self._timeout_s, self._is_over)
                 send_up = functools.partial(self._send_up, key=key)
-                wait, rank = self._await_normal_steps, self._job.rank
-                for found in self._causes.report(window, rank, cost, wait, gathered, send_up):
+                for found in self._causes.report(window, cost, self._await_normal_steps, gathered, send_up):
                     self._sinks.log_causal(found)
             else:
                 self._report_with_cost(window, cost, key, tokens_per_step)
