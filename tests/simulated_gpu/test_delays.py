@@ -159,6 +159,7 @@ def _train_slowly(rank: int, parameters: Parameters, folder: str) -> None:
                 time.sleep(HOST_S)
 
 
+@pytest.mark.alone  # slack shows where steps vary little
 @pytest.mark.nightly
 def test_where_the_critical_path_and_delays_differ_the_page_says_that_the_host_is_late(tmp_path: Path) -> None:
     # Nothing runs beside the collective, so it is on the path of steps without delay; and yet delays cost nothing.
