@@ -151,11 +151,11 @@ class StepRing:
         new = [items.popleft() for _ in range(len(items) // 2 * 2)]
         unread = self._unread + new
         marks, times = unread[::2], unread[1::2]
-        begins = [place for place, mark in enumerate(marks) if mark >= FIRST_STEP]
+        begins = begun = [place for place, mark in enumerate(marks) if mark >= FIRST_STEP]
         if self._device is not None:
-            begins = _ready(begins, times)
+            begins = _ready(begun, times)
         if len(begins) < 2:
-            self._unread = unread[2 * begins[0] :] if begins else []
+            self._unread = unread[2 * begun[0] :] if begun else []
             return
         first, last = begins[0], begins[-1]
         self._unread = unread[2 * last :]
