@@ -28,6 +28,7 @@ from overlap_callbacks.monitor.step_ring import Leave
 from . import base
 
 _is_compiling = torch.compiler.is_dynamo_compiling
+_is_compiling_or_exporting = torch.compiler.is_compiling  # takes longer
 _is_grad_enabled = torch.is_grad_enabled
 _now_ns = time.perf_counter_ns
 
@@ -118,13 +119,13 @@ class PassMarks:
             leave((OPTIMIZER, _now_ns()))
 
     def forward_begins(self, *_: Any) -> None:
-        if not _is_compiling():
+        if not _is_compiling_or_exporting():
             self._is_told = True
             leave = self.leave
             leave((FORWARD if _is_grad_enabled() else EVALUATION, _now_ns()))
 
     def _forward_ended(self, *_: Any) -> None:
-        if _is_grad_enabled() and not _is_compiling():
+        if _is_grad_enabled() and not _is_compiling_or_exporting():
             self.leave((WAITING, _now_ns()))
 
     def _watch_first(self, outputs: Any = (), *_: Any) -> Any:
