@@ -90,14 +90,13 @@ class PassMarks:
                 return inner(*args, **kwargs)
             marks._is_backward, marks._is_queued = True, False
             hook = None if marks._has_leaf else marks._watch_first(*args)
-            leave = marks.leave
-            leave((BACKWARD, _now_ns()))
+            marks.leave((BACKWARD, _now_ns()))
             try:
                 return inner(*args, **kwargs)
             finally:
                 marks._is_backward = False
                 marks._has_leaf &= marks._is_queued
-                leave((marks._after_backward, _now_ns()))
+                marks.leave((marks._after_backward, _now_ns()))  # an optimizer may have stepped meanwhile
                 if hook is not None:
                     hook.remove()
 

@@ -331,6 +331,9 @@ class StepHook:
         self._otherwise = torch.compiler.disable(otherwise)  # a compiled step would trace into it, and break there
         driver.ring.lend(self)
 
+    def __deepcopy__(self, _: Any) -> StepHook:
+        return self  # as of a function
+
     def step_ended(self, *_: Any) -> None:
         if not _is_compiling():
             driver, leave = self._driver, self.leave
