@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,7 +63,7 @@ class RunWatch:
         self._stretches: deque[StepFrontier] = deque(maxlen=_MOST_STRETCHES)
         self._usual_ns = 0.0
         self._places: Mapping[int, str] = {}
-        self._transfers: deque[tuple[int, float]] = deque(maxlen=_MOST_WINDOWS)
+        self._transfers: deque[Transfers] = deque(maxlen=_MOST_WINDOWS)
         self._open: Change | None = None  # told, and without a window's evidence yet
         self.num_quiet = 0  # windows since the last change
 
@@ -92,9 +93,9 @@ class RunWatch:
                     Change(what=figure.name, first_step=first, found_step=report.first_step, before=before, after=after)
                 )
         self.num_quiet = 0 if found else self.num_quiet + counts
-        transfer = transfer_ms(report)
-        if transfer is not None:
-            self._transfers.append((report.window, transfer))
+        transfers_ms = mean_transfers_ms(report)
+        if transfers_ms:
+            self._transfers.append(Transfers(report.window, report.first_step, transfers_ms))
         if self._open is not None and report.first_step >= self._open.first_step:
             found.append(with_evidence(self._open, report, self._transfers))
             self._open = None
@@ -248,8 +249,16 @@ def _host(place: str) -> str:
     return place.rpartition(", ")[0]
 
 
-def with_evidence(change: Change, report: OverlapReport, transfers: Sequence[tuple[int, float]]) -> Change:
-    """A change with what a window since then shows. ``transfers``: windows, and the mean transfer of a collective."""
+class Transfers(NamedTuple):
+    """The mean time of a collective's transfer in a window, by dimension of parallelism."""
+
+    window: int
+    first_step: int
+    mean_ms: Mapping[str, float]
+
+
+def with_evidence(change: Change, report: OverlapReport, transfers: Sequence[Transfers]) -> Change:
+    """A change with what a window since then shows. ``transfers``: of windows before and since."""
     is_not, evidence = list(change.is_not), []
     clocks = {sample.rank: clock for sample in report.samples if (clock := _clock_mhz(sample)) is not None}
     own = [clocks[rank] for rank in change.ranks if rank in clocks]
@@ -261,7 +270,13 @@ def with_evidence(change: Change, report: OverlapReport, transfers: Sequence[tup
         else:
             is_not.append("its clock")
     if change.cause == "communication":
-        evidence += [f"window {number}: {PLAIN.quantity(ms, 'ms')} a transfer" for number, ms in transfers]
+        dimension, is_one_of_several = _slower_dimension(change, transfers)
+        of = f" ({dimension})" if is_one_of_several else ""
+        evidence += [
+            f"window {each.window}: {PLAIN.quantity(each.mean_ms[dimension], 'ms')} a transfer{of}"
+            for each in transfers
+            if dimension in each.mean_ms
+        ]
     known = [peak for peak in report.memory if peak.peak_bytes is not None]
     size = 0 if report.environment is None else report.environment.lowest_rank.memory_bytes
     if known and size and max([peak.peak_bytes or 0 for peak in known]) < _FULL * size:
@@ -272,11 +287,20 @@ def with_evidence(change: Change, report: OverlapReport, transfers: Sequence[tup
     return msgspec.structs.replace(change, is_not=tuple(is_not), evidence=tuple(evidence))
 
 
-def transfer_ms(report: OverlapReport) -> float | None:
-    """Mean time of a collective's transfer in a window; None if not timed."""
-    rows = [] if report.arrivals is None else [row for row in report.arrivals.dimensions if row.is_valid]
-    calls = sum([row.calls for row in rows])
-    return math.fsum([row.calls * row.transfer_ms for row in rows]) / calls if calls else None
+def mean_transfers_ms(report: OverlapReport) -> dict[str, float]:
+    """``Transfers.mean_ms`` of a window; empty if they are not timed."""
+    rows = () if report.arrivals is None else report.arrivals.dimensions
+    return {row.dimension: row.transfer_ms for row in rows if row.is_valid and row.transfer_ms > 0}
+
+
+def _slower_dimension(change: Change, transfers: Sequence[Transfers]) -> tuple[str, bool]:
+    """The dimension whose transfers take longer by the largest share since a change, and whether there are others."""
+    times: dict[str, tuple[list[float], list[float]]] = {}
+    for each in transfers:
+        for dimension, ms in each.mean_ms.items():
+            times.setdefault(dimension, ([], []))[each.first_step >= change.first_step].append(ms)
+    growth = {of: fmean(since) / fmean(before) for of, (before, since) in times.items() if before and since}
+    return max(growth or times, key=lambda of: growth.get(of, 0.0), default=""), len(times) > 1
 
 
 def _clock_mhz(sample: RankWindow) -> float | None:
@@ -309,9 +333,9 @@ def change_sentence(change: Change) -> str:
 
 
 def _command(cause: str, hosts: Sequence[str]) -> str:
-    if cause == COMMUNICATION and len(hosts) == 2:
+    if cause == COMMUNICATION and len(hosts) > 1:
         return (
-            f"torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint {hosts[0]}:29400 "
+            f"torchrun --nnodes {len(hosts)} --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint {hosts[0]}:29400 "
             "-m overlap_callbacks bench collectives"
         )
     return "overlap bench collectives" if cause == COMMUNICATION else ""

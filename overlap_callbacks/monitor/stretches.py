@@ -6,8 +6,10 @@ from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.parts import stretch_steps
 from overlap_callbacks.monitor.session import SessionSlot
 
-# The first steps are looked at before the first window; after so many steps, or this time, if it comes later.
+# The first steps are looked at before the first window; after so many steps, or this time, if it comes later. Of long
+# steps fewer are enough, to tell within the first minute.
 _LEAST_STEPS, _MOST_STEPS, _LOOK_AFTER_NS = 8, 128, 30 * 10**9
+_LEAST_LONG_STEPS, _LOOK_BY_NS = 5, 45 * 10**9
 
 
 class Stretches:
@@ -43,7 +45,8 @@ class Stretches:
             self._first = step, now_ns
         first, begun_ns = self._first
         enough = step >= first + _MOST_STEPS or now_ns - begun_ns >= _LOOK_AFTER_NS
-        if step < first + _LEAST_STEPS or not (enough or step >= self._schedule.next_window_step(first)):
+        least = _LEAST_LONG_STEPS if now_ns - begun_ns >= _LOOK_BY_NS else _LEAST_STEPS
+        if step < first + least or not (enough or step >= self._schedule.next_window_step(first)):
             return
         self._looked = True
         session = self._slot.acquire_for_parts(opens=True)

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.results.environment import JobEnvironment, RankE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import MemoryPeak
-from overlap_callbacks.analysis.watch import RunWatch, change_in_words, false_alarms_per_day, with_evidence
+from overlap_callbacks.analysis.watch import RunWatch, Transfers, change_in_words, false_alarms_per_day, with_evidence
 from tests.analysis.test_watch import STEPS, stretch
 from tests.samples import window_report
 
@@ -58,9 +58,18 @@ def test_memory_is_ruled_out_unless_it_is_full(peak: int, ruled_out: bool) -> No
 
 
 def test_a_slow_link_has_the_transfers_of_each_window() -> None:
-    found = with_evidence(LINK, report(), [(1, 2.0), (2, 4.0)])
+    before, since = Transfers(1, 0, {"data": 2.0}), Transfers(2, 1280, {"data": 4.0})
+    found = with_evidence(LINK, report(), [before, since])
     assert found.evidence[:2] == ("window 1: 2.00 ms a transfer", "window 2: 4.00 ms a transfer")
-    assert with_evidence(SLOW, report(), [(1, 2.0)]).evidence == found.evidence[2:]
+    assert with_evidence(SLOW, report(), [before]).evidence == found.evidence[2:]
+
+
+def test_of_several_dimensions_the_one_whose_transfers_became_slower_is_told() -> None:
+    before = Transfers(1, 0, {"tensor": 4.0, "data": 2.0, "expert": 1.0})
+    since = Transfers(2, 1280, {"tensor": 5.0, "data": 6.0})
+    found = with_evidence(LINK, report(), [before, since])
+    assert found.evidence[:2] == ("window 1: 2.00 ms a transfer (data)", "window 2: 6.00 ms a transfer (data)")
+    assert "a transfer" not in change_in_words(with_evidence(LINK, report(), []))
 
 
 def on_two_hosts(**fault: Any) -> tuple[RunWatch, list[Change]]:
@@ -95,6 +104,15 @@ def test_a_link_between_two_hosts_is_measured_again_on_both() -> None:
     assert (found.cause, found.ranks) == ("communication", ())
     assert found.repeat.startswith("torchrun --nnodes 2 --nproc-per-node 1 ")
     assert "node-0:29400" in found.repeat
+
+
+def test_between_more_hosts_the_command_measures_them_all() -> None:
+    watch = RunWatch()
+    watch.window(report(environment=environment("node-0", "node-1", "node-2", "node-2")))
+    stretches = [stretch(number, {}, **({"transfer_ms": 9.0} if number >= 40 else {})) for number in range(60)]
+    (found,) = [change for each in stretches for change in watch.stretch(each)]
+    assert (found.cause, found.ranks) == ("communication", ())
+    assert found.repeat.startswith("torchrun --nnodes 3 --nproc-per-node 1 ")
 
 
 def test_steps_that_go_back_after_a_restart_are_no_change() -> None:

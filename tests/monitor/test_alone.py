@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from overlap_callbacks import OverlapMonitor, Schedule
 from overlap_callbacks.analysis.step_vectors import AFTER_BACKWARD, BACKWARD, FORWARD, OPTIMIZER
 from overlap_callbacks.integrations.pytorch import attach
-from overlap_callbacks.monitor import step_ring
+from overlap_callbacks.monitor import step_ring, stretches
 from overlap_callbacks.report.record import Record, read
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log
@@ -129,3 +130,22 @@ def test_ten_million_steps_leave_memory_constant(tmp_path: Path) -> None:
     record = read(tmp_path)
     assert record.frontier[-1].last_step >= MANY_STEPS - 2 * STRETCHES
     assert not record.changes
+
+
+@pytest.mark.parametrize(("step_s", "told_s"), [(0.1, 12.8), (1.0, 30.0), (5.0, 40.0), (9.0, 45.0), (11.0, 55.0)])
+def test_the_first_steps_are_looked_at_within_the_first_minute(
+    step_s: float, told_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    reporter = SimpleNamespace(submit_stretch=lambda number, key: looked.append(now_s) if number < 0 else None)
+    slot: Any = SimpleNamespace(
+        config=SimpleNamespace(schedule=Schedule(first_step=10_000, every_n_steps=500)),
+        acquire_for_parts=lambda opens: SimpleNamespace(reporter=reporter),
+    )
+    now_s = 0.0
+    monkeypatch.setattr(stretches.clocks, "now", lambda: round(now_s * 1e9))
+    own = stretches.Stretches(slot)
+    for step in range(600):
+        now_s = step * step_s
+        own.step_began(step)
+    assert looked == [pytest.approx(told_s)]
