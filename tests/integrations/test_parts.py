@@ -34,6 +34,8 @@ RANKS_LOAD = (
 )
 
 DELAY_S = 0.04
+# Of rank 1's backward pass, on a machine where a pass takes long itself.
+MOST_DELAY_S, TIMES_OWN = 0.5, 4
 STEPS = 48
 # In turn, a part is delayed in every sixth step: rank 1's backward pass alone holds up the collectives of rank 0.
 DELAYED = ("input", "forward", "backward", "optimizer", "collective")
@@ -44,6 +46,7 @@ class Delays:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._begun_s = self._own_s = 0.0  # forward and backward pass of a step without a delay
         self._calls = dict.fromkeys(("input", "forward", "backward", "optimizer"), 0)
         # In ns of a clock that the ranks share. ``collective``: in the backward pass of rank 1 alone.
         self.given: dict[str, list[tuple[int, int]]] = {part: [] for part in DELAYED}
@@ -54,7 +57,13 @@ class Delays:
         if delayed == part:
             self._delay(part, DELAY_S)
         elif part == "backward" and delayed == "collective":
-            self._delay(delayed, DELAY_S * self._rank)
+            self._delay(delayed, self._rank * min(max(DELAY_S, TIMES_OWN * self._own_s), MOST_DELAY_S))
+        elif delayed == "nothing":
+            now_s = time.perf_counter()
+            if part == "forward":
+                self._begun_s = now_s
+            elif part == "optimizer":
+                self._own_s = now_s - self._begun_s
 
     def _delay(self, part: str, delay_s: float) -> None:
         began_ns = time.perf_counter_ns()
