@@ -67,7 +67,8 @@ def _late_strike(victim: int, job: Job, chance: random.Random) -> None:
 
 @case(
     "ask-rank-killed", GROUP, "SIGKILL of rank 1 while the ranks agree", runs=5,
-    disturb=functools.partial(_late_strike, 1), record="maybe", says=CUT_SHORT, may_be_silent=True,
+    disturb=functools.partial(_late_strike, 1), record="maybe", may_be_silent=True,
+    says=f"{CUT_SHORT}|rank 1 did not report",  # where it is killed as a window begins
     also=("1 RuntimeError",), ends=True,
 )  # fmt: skip
 def lose_a_rank(rank: Rank) -> None:
