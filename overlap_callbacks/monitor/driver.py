@@ -52,7 +52,7 @@ class StepDriver:
         self.faults = FaultGuard(
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
-        self.ring = StepRing()
+        self.ring = StepRing(self.faults.report)
         self.slot = SessionSlot(config, gate, self.faults, self.ring)
         this = weakref.ref(self)  # other threads must not keep alive a monitor that its user has dropped
         self.slot.last_step = lambda: sys.maxsize if (driver := this()) is None else driver.last_step

@@ -31,6 +31,7 @@ from overlap_callbacks.analysis.step_vectors import (
     StepVectors,
     parts_of,
 )
+from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.instruments import clocks, device
 
 # Steps kept.
@@ -54,9 +55,13 @@ class Marker(Protocol):
 
 
 class StepRing:
-    """The parts of the last 4,096 steps. The training thread marks, in well below a microsecond; any thread reads."""
+    """The parts of the last 4,096 steps. The training thread marks, in well below a microsecond; any thread reads.
 
-    def __init__(self) -> None:
+    A mark that a device refuses is the last one. ``failed`` is called with the error, which does not reach the job.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
         self._items: deque[Any] = deque(maxlen=_MAX_ITEMS)  # in turn what begins, and when
         self._spoilt: deque[int] = deque(maxlen=SIZE)
         self._device: _DeviceMarks | None = None
@@ -122,8 +127,12 @@ class StepRing:
             self._leave_by(items.extend)  # one call: a thread sees both items or none
         else:
             items.clear()
-            self._device = _DeviceMarks(device.accelerator().current_stream(used), items.extend)
+            self._device = _DeviceMarks(device.accelerator().current_stream(used), items.extend, self._refused)
             self._leave_by(self._device.leave)
+
+    def _refused(self, error: Exception) -> None:
+        self.close()
+        self._failed(error)
 
     # -- on any thread
 
@@ -213,9 +222,10 @@ class _DeviceMarks:
     Of several micro-batches one is marked, another in each step: the others are one part.
     """
 
-    def __init__(self, stream: device.Stream, extend: Any) -> None:
+    def __init__(self, stream: device.Stream, extend: Any, refused: Callable[[Exception], None]) -> None:
         self._stream = stream
         self._extend = extend
+        self._refused = refused
         self._accelerator = device.accelerator()
         self.begun_ns: deque[int] = deque(maxlen=_MAX_ITEMS)  # host time of the beginnings
         self._free: deque[device.Event] = deque()  # read before
@@ -226,12 +236,19 @@ class _DeviceMarks:
 
     def leave(self, mark: tuple[int, int]) -> bool | None:
         what, now_ns = mark
-        if what < FIRST_STEP:
-            return self._enter(what)
+        try:
+            return self._enter(what) if what < FIRST_STEP else self._begin(what, now_ns)
+        except Exception as error:
+            if is_from_handler(error):
+                raise  # the user's own
+            self._refused(error)
+            return None
+
+    def _begin(self, what: int, now_ns: int) -> bool | None:
         if self._accelerator.is_capturing():
             return True
-        self.begun_ns.append(now_ns)
         event = self._mark()
+        self.begun_ns.append(now_ns)
         self._extend((what, event))
         self._num_batches, self._num_forward, self._num_events = max(1, self._num_forward), 0, 1
         self._chosen = (what - FIRST_STEP) % self._num_batches

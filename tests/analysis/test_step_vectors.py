@@ -160,7 +160,7 @@ def test_a_run_of_ten_million_steps_keeps_and_writes_a_bounded_number_of_rows() 
 
 
 def test_marks_take_no_more_memory_with_the_steps() -> None:
-    ring = StepRing()
+    ring = StepRing([].append)
 
     def steps(first: int, number: int, *, reads: bool) -> int:
         for step in range(first, first + number):
@@ -188,7 +188,7 @@ def test_marks_take_no_more_memory_with_the_steps() -> None:
 
 
 def test_a_step_number_that_goes_back_begins_anew_and_a_spoilt_or_last_step_before_a_jump_is_not_ordinary() -> None:
-    ring = StepRing()
+    ring = StepRing([].append)
     for step in (5, 6, 7, 3, 4, 5, 9, 10):
         ring.begin(step)
         if step == 4:

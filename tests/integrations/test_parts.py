@@ -406,6 +406,11 @@ def test_the_record_has_the_parts_of_all_steps_and_the_rank_that_holds_others_up
     if ranks == 1:
         assert whole.frontier_ns == whole.mean_ns
     else:
-        assert (whole.held_up[0].part, whole.held_up[0].rank) == ("input", 1)
-        assert whole.held_up[0].ns / whole.num_steps > 0.95 * 5e6 / 2  # half of it: the mean has the other half
+        # Rank 1's delays are in its input, and so in the latest rank's. What one rank holds the other up by is half of
+        # what it takes more: in all, the two differ by what rank 1 takes less the mean, whatever rank 0 takes.
+        delays_ns = 0.95 * 5e6 * whole.num_steps
+        assert whole.frontier_ns["input"] >= delays_ns
+        held_up_ns = {row.rank: row.ns for row in whole.held_up if row.part == "input"}
+        assert held_up_ns[1] - held_up_ns.get(0, 0) >= delays_ns - whole.mean_ns["input"]
+        assert whole.held_up[0].ns == max(row.ns for row in whole.held_up)
         assert whole.frontier_ns["waiting"] < whole.mean_ns["waiting"]

@@ -127,7 +127,7 @@ class Bench:
             pinned_checks=itertools.count(1),
         )
         race = RaceChecks(False, self.gate, self.switch, self.notices)
-        self.ring = StepRing()
+        self.ring = StepRing(self.faults.report)
         self.slot: Any = SimpleNamespace(
             acquire=lambda: session, acquire_for_parts=lambda opens: None, race=race,
             config=config or MonitorConfig(), gate=self.gate, switch=self.switch,

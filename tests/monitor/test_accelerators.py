@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.analysis.step_vectors import FORWARD, OPTIMIZER
 from tests.distributed import captured_log, run_ranks
 from tests.monitor import toy_accelerator
 from tests.monitor.jobs import KeptReports, Training, new_monitor, run_steps, tiny_schedule
@@ -91,3 +93,47 @@ def test_a_job_on_the_cpu_of_a_machine_with_another_accelerator_is_measured_on_t
     found = run_ranks(train_beside_a_toy, 2)
     assert all(active and lines == [] for lines, active, _ in found)
     assert set(found[0][2]) == {"cpu"}
+
+
+def train_until_the_device_refuses_marks(rank: int, strict: bool) -> dict[str, Any]:
+    toy = toy_accelerator.install()
+    weights = OnToy(torch.ones(4, 4))
+    monitor = new_monitor(KeptReports(), strict=strict, schedule=tiny_schedule(first_step=10_000))
+
+    def refuse(event: toy_accelerator.Event, stream: toy_accelerator.Stream) -> None:
+        raise RuntimeError("the device is lost")
+
+    refusing = mock.patch.object(toy.Event, "record", refuse)
+    raised, done = "", 0
+    with captured_log() as lines:
+        for done in range(10):
+            try:
+                with monitor.step():
+                    if done == 4:
+                        refusing.start()
+                    monitor.enter(FORWARD)
+                    weights = weights + weights
+                    monitor.enter(OPTIMIZER)
+            except RuntimeError as error:
+                raised = str(error)
+                break
+    active, steps = monitor.active, monitor._driver.ring.vectors().steps.tolist()
+    monitor.close()
+    refusing.stop()
+    return {
+        "lines": [line for line in lines if "the device is lost" in line], "raised": raised, "active": active,
+        "sum": weights.host[0, 0].item(), "steps": done + 1, "marked": steps,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_mark_that_a_device_refuses_ends_measuring_and_not_the_job(strict: bool) -> None:
+    (found,) = run_ranks(train_until_the_device_refuses_marks, 1, strict)
+    assert not found["active"]
+    assert found["marked"] == [1, 2, 3]  # marks are events once a step has begun; the fifth has no end
+    if strict:
+        assert (found["raised"], found["steps"], found["lines"]) == ("the device is lost", 6, [])
+    else:
+        assert (found["raised"], found["steps"], found["sum"]) == ("", 10, 2.0**10)
+        (line,) = found["lines"]
+        assert "measuring" in line
