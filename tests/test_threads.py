@@ -80,7 +80,9 @@ def test_where_there_was_no_work_there_is_no_thread() -> None:
 def test_the_last_work_waits_for_a_place_and_is_done() -> None:
     worker, release = DetachedWorker("test", patience_s=0.05, capacity=1), threading.Event()
     done: list[str] = []
-    worker.do(lambda: (release.wait(20.0), None)[1])
+    taken = threading.Event()
+    worker.do(lambda: (taken.set(), release.wait(PATIENCE_S), None)[2])
+    assert taken.wait(PATIENCE_S)
     worker.do(lambda: done.append("waiting"))
     worker.do(lambda: done.append("dropped"))
     assert worker.dropped == 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.margins import PATIENCE_S
+
 SETTINGS = {
     "mode": "offline",
     "console": "off",
@@ -42,7 +44,7 @@ class OfflineRun:
         return [json.loads((self.folder / "files" / path).read_text()) for path in paths]
 
 
-def read_run(folder: Path, timeout_s: float = 20.0) -> OfflineRun:
+def read_run(folder: Path, timeout_s: float = PATIENCE_S) -> OfflineRun:
     """Read the one run below ``folder``; waits for its last record, which comes after ``finish()`` has returned."""
     deadline = time.monotonic() + timeout_s
     while True:

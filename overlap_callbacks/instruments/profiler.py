@@ -40,6 +40,7 @@ from overlap_callbacks.analysis.kernels.table import (
     size_of_copy,
     step_of,
 )
+from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.other_profilers import other_profilers
 
 _torch_autograd: Any = torch.autograd
@@ -170,15 +171,17 @@ class Profile:
             _record_on_this_thread(False)
         self._step_start = time.time_ns()
 
-    def end_step(self, quiet: bool = False) -> int:
+    def end_step(self, quiet: bool = False, ends_ns: Sequence[int] = ()) -> int:
         """Mark the end of the current step. Returns its index among the recorded ones, -1 if it is not one.
 
-        ``quiet``: every collective issued so far is complete. Host ranges that end later are then cut: Gloo wakes the
-        waiting threads before it ends a collective's range, and its thread may lose its core.
+        ``quiet``: every collective issued so far is complete, as it was at ``ends_ns`` within the step, as of
+        ``clocks.now``. Host ranges that end later are then cut: Gloo wakes the waiting threads before it ends a
+        collective's range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
-            self._quiet_ns.append(end_ns)
+            offset_ns = clocks.wall_offset_ns() if ends_ns else 0
+            self._quiet_ns += [*[time_ns + offset_ns for time_ns in ends_ns], end_ns]
         if self._not_recording:
             self._resume_recording()
             return -1

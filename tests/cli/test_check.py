@@ -230,7 +230,8 @@ def test_an_unmeasured_figure_is_not_a_pass(tmp_path: Path) -> None:
 def test_a_command_is_run_and_ended_once_a_window_counts(tmp_path: Path) -> None:
     folder = tmp_path / "record"
     result = invoke(
-        "check", "--max", "e2e_overlapped_ms=60000", "--windows", "1", "--timeout", "60", "--run-dir", str(folder),
+        "check", "--max", "e2e_overlapped_ms=60000", "--windows", "1", "--timeout", str(PATIENCE_S), "--run-dir",
+        str(folder),
         "--", *JOB, "--every", "100", "--repeats", "2", env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.exit_code == 0, result.output

@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.causal import DelayedCall
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import Exposure
-from overlap_callbacks.analysis.results.prediction import Prediction, topic_of
+from overlap_callbacks.analysis.results.prediction import SETTINGS, Prediction, topic_of
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo, Workload
 from overlap_callbacks.experiments.ledger import Entry, Tally, ledger, seldom_held
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
@@ -447,9 +447,19 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in found if line["record"] == "prediction"]
 
 
+def advise(folder: Path, topic: str, tries: str) -> None:
+    """A line of advice as a job gives it, unless it has: a busy machine's times advise something else."""
+    if topic not in [line["topic"] for line in lines(folder)]:
+        like = {"settings": [SETTINGS[topic][0]], "rises": True, "tries": tries, "low_ms": 0.0, "high_ms": 1.0}
+        line = {"record": "prediction", "topic": topic, "step_ms": 10.0, **like}
+        with (folder / FILE_NAME).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
 def test_larger_buckets_are_predicted_once_and_tried_by_the_next_run(tmp_path: Path) -> None:
     for name, bucket_mb in (("small", 0.5), ("large", 2.0)):
         run_ranks(_train, 2, str(tmp_path / name), bucket_mb, False, timeout_s=120)
+    advise(tmp_path / "small", "buckets", "bucket_cap_mb=1,2")
     said = [(line["topic"], line.get("rises")) for line in lines(tmp_path / "small")]
     assert ("buckets", True) in said
     result = invoke("predict", "--ledger", str(tmp_path), "--json")
@@ -470,12 +480,7 @@ def test_larger_buckets_are_predicted_once_and_tried_by_the_next_run(tmp_path: P
 
 def test_prefetching_is_predicted_and_tried_by_an_arm_of_the_same_job(tmp_path: Path) -> None:
     run_ranks(_train, 2, str(tmp_path / "sharded"), 0.0, True, timeout_s=120)
-    said = lines(tmp_path / "sharded")
-    if "prefetch" not in [line["topic"] for line in said]:  # a busy machine's times advise something else
-        like = {"settings": ["prefetch"], "rises": True, "tries": "prefetch=1,2,3", "low_ms": 0.0, "high_ms": 1.0}
-        advised = {"record": "prediction", "topic": "prefetch", "step_ms": 10.0, **like}
-        with (tmp_path / "sharded" / FILE_NAME).open("a") as file:
-            file.write(json.dumps(advised) + "\n")
+    advise(tmp_path / "sharded", "prefetch", "prefetch=1,2,3")
     (entry,) = [entry for entry in ledger([record.read(tmp_path / "sharded")]) if entry.tried_by]
     assert (entry.prediction.topic, entry.tried_by) == ("prefetch", "arm prefetch_2_2")
     saved = entry.saved_ms

@@ -44,7 +44,8 @@ def test_a_command_that_has_done_enough_is_ended_with_its_deaf_grandchildren(tmp
 
 
 def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "setsid sleep 60 & exit 0")
+    left = "setsid sh -c 'echo > $OVERLAP_CALLBACKS_RUN_DIR/left; sleep 60; :' &"
+    outcome = run(tmp_path, f"{left} while [ ! -e $OVERLAP_CALLBACKS_RUN_DIR/left ]; do sleep 0.01; done; exit 0")
     assert (outcome.ending, outcome.exit_code) == (Ending.BY_ITSELF, 0)
     assert processes_with(RUN_DIR, str(tmp_path)) == []
 

@@ -16,6 +16,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.serialiser import CompletedWork, HostSerialiser, NotSerialised, StreamSerialiser
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.gate.streams import DEVICE, Device, Stream, Work
+from tests.margins import PATIENCE_S
 
 GROUP = Group("0", "", (0, 1), "nccl")
 # Streams on which steps issue, the first of them the compute stream; and one on which they never do.
@@ -291,7 +292,7 @@ def test_a_work_of_torchcomms_is_waited_for_without_a_timeout_and_not_for_ever(
 ) -> None:
     monkeypatch.setattr("torch.distributed.distributed_c10d._use_torchcomms_enabled", lambda: True, raising=False)
     work = _Unhurried(looks)
-    assert HostSerialiser(0.05).after(new_call(), work) == done  # type: ignore[arg-type]
+    assert HostSerialiser(PATIENCE_S if done else 0.05).after(new_call(), work) == done  # type: ignore[arg-type]
     assert work.waited == done
 
 

@@ -25,6 +25,7 @@ from tests.monitor.jobs import (
     new_monitor,
     run_steps,
     tiny_schedule,
+    wait_until,
 )
 
 NUM_TOGGLES = 10_000
@@ -84,7 +85,11 @@ def train_beside_chatter(rank: int, num_windows: int) -> dict[str, Any]:
     monitor = new_monitor(sink, schedule=tiny_schedule())
     chatter = Chatter(rank)
     with captured_log() as lines, kept_logs() as logs:
-        run_steps(training, monitor, num_steps)
+        for step in range(num_steps):
+            with monitor.step(step):
+                training.step()
+                before = chatter.rounds
+                wait_until(lambda before=before: chatter.rounds > before + 1 or chatter.error)  # one began in the step
         chatter.end()
         monitor.close()
     name = chatter.group.group_name

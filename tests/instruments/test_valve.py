@@ -91,9 +91,9 @@ def test_where_the_driver_refuses_streams_wait_as_without_a_valve(device: Listed
 
 def test_what_does_not_get_on_is_released_and_its_owner_hears_of_the_first_that_is_open(device: Listed) -> None:
     device.begin(SHORT_S)
+    device.memory[0] = 1  # the device is through with the first at once
     for what in ("a", "b", "c"):
         device.order(what, COMPUTE)
-    device.memory[0] = 1
     assert device.heard.wait(PATIENCE_S)
     assert device.released == [("b", SHORT_S)]
     _until(lambda: device.is_over(3))

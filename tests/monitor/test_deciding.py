@@ -24,9 +24,10 @@ from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, new_monitor, tiny_schedule
 from tests.report.runs import run_info
 
-# A step as configured sleeps for so long; with an arm for another time.
-OWN_S = 0.01
-SLEEPS_S = {"faster": 0.001, "slower": 0.03}
+# A step as configured sleeps for so long, and with an arm so many times that. Where steps take longer without any
+# sleep, as on a busy machine, it sleeps for so many times that: what the arms win must stand out.
+OWN_S, TIMES_A_STEP = 0.01, 4
+SLEEPS = {"faster": 0.1, "slower": 3.0}
 SEARCH = Keep(budget=1.0)
 # The ranks look after so many steps, between windows, whether the job has shown what it should; a busy machine needs
 # more windows to tell.
@@ -38,8 +39,19 @@ RANKS_LOAD = ["overlap_callbacks.monitor.window_runner"]
 class Sleeping:
     """Steps that sleep, and arms with which they sleep for another time; all ranks alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_s: float = OWN_S) -> None:
         self.arm = ""
+        self._own_s = own_s
+
+    @classmethod
+    def beside(cls, training: Training) -> Sleeping:
+        """For steps like these, which are of another training than the test's."""
+        began_s = time.perf_counter()
+        for _ in range(10):
+            training.step()
+        step_s = torch.tensor((time.perf_counter() - began_s) / 10)
+        dist.all_reduce(step_s, op=dist.ReduceOp.MAX)
+        return cls(max(OWN_S, TIMES_A_STEP * step_s.item()))
 
     def arms(self, names: list[str], extra: Any = None) -> list[BaseArm]:
         return [Sequential() if name == "sequential" else self._made(name, extra) for name in names]
@@ -54,7 +66,7 @@ class Sleeping:
         return Arm(name, on, off, equal_results=True)
 
     def sleep(self) -> None:
-        time.sleep(SLEEPS_S.get(self.arm, OWN_S))
+        time.sleep(self._own_s * SLEEPS.get(self.arm, 1.0))
 
 
 def train(rank: int, folder: str, names: list[str], decide: Any, how: str = "keep") -> dict[str, Any]:
@@ -62,7 +74,7 @@ def train(rank: int, folder: str, names: list[str], decide: Any, how: str = "kee
 
     Notes which arm each step had, and which steps were of windows.
     """
-    training, sleeping = Training(rank), Sleeping()
+    sleeping, training = Sleeping.beside(Training(rank)), Training(rank)
     schedule = tiny_schedule(repeats=2, every_n_steps=EVERY)
     monitor = new_monitor(JsonlSink(folder), arms=sleeping.arms(names), decide=decide, schedule=schedule)
     arms: list[str] = []

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.distributed import die
 from tests.interpreters import run_interpreters
-from tests.monitor.jobs import Training, new_monitor, own_threads, tiny_schedule
+from tests.monitor.jobs import Training, new_monitor, own_threads, tiny_schedule, wait_until
 
 # The window: one recorded step, then the profiled steps O S; no timed block comes before them.
 FIRST_STEP = 2
@@ -108,10 +108,13 @@ def survive_rank_0(folder: str, store_timeout_s: int) -> None:
         for step in range(FIRST_STEP + 5):
             with monitor.step(step):
                 if step == FIRST_STEP:
-                    # As long as it takes to read a batch: our threads connect to the store meanwhile.
-                    time.sleep(1.0)
+                    store = dist.distributed_c10d._get_default_store()
                     if rank == 0:
+                        store.wait(["connected"])
                         die()
+                    session = monitor._driver.slot._session
+                    wait_until(lambda session=session: session.channel.connection._store is not None)
+                    store.set("connected", b"-")
                 training.step()
 
 

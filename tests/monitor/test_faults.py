@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.analysis.results.run import FILE_NAME
@@ -178,12 +179,14 @@ def failing(part: str) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def train_with_an_error(rank: int, part: str, strict: bool, num_steps: int = NUM_STEPS) -> dict[str, Any]:
+def train_with_an_error(
+    rank: int, part: str, strict: bool, num_steps: int = NUM_STEPS, patience_s: float = 0.3
+) -> dict[str, Any]:
     """Windows of 9 steps at 2 and 12; training goes on, without the monitor, where that raises."""
     untouched = dispatch_table()
     monitor = new_monitor(
-        KeptReports(), schedule=tiny_schedule(every_n_steps=10, profiled_steps=2), strict=strict, order_timeout_s=0.3,
-        report_timeout_s=1.0,
+        KeptReports(), schedule=tiny_schedule(every_n_steps=10, profiled_steps=2), strict=strict,
+        order_timeout_s=patience_s, report_timeout_s=max(1.0, patience_s),
     )  # fmt: skip
     training, raised = Training(rank), []
 
@@ -212,8 +215,16 @@ def train_with_an_error(rank: int, part: str, strict: bool, num_steps: int = NUM
 
 
 def train_with_each_error(rank: int, strict: bool, parts: Sequence[str]) -> tuple[str, dict[str, dict[str, Any]]]:
-    expected = digest_without_library(rank, NUM_STEPS)
-    return expected, {part: train_with_an_error(rank, part, strict) for part in parts}
+    expected, found = digest_without_library(rank, NUM_STEPS), {}
+    for part in parts:
+        # On a busy machine rank 1 may be too late for a window, which rank 0 then says: once more, with more patience.
+        for patience_s in (0.3, 10.0):
+            found[part] = once = train_with_an_error(rank, part, strict, patience_s=patience_s)
+            in_time = torch.tensor(float(rank or not any("no sequential steps" in line for line in once["lines"])))
+            dist.all_reduce(in_time, dist.ReduceOp.MIN)
+            if in_time:
+                break
+    return expected, found
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,9 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
     dist.all_reduce(torch.ones(1))
     for _ in range(2):  # Gloo's own keys come with its first collectives, and on some ranks later than on others
         dist.barrier()
-    time.sleep(0.2)
+    ready = [f"test/ready/{other}" for other in range(RANKS)]
+    store.set(ready[rank], b"-")
+    wait_until(lambda: store.check(ready))
     before = keys_of(store)
     dist.barrier()
     living = [other for other in range(RANKS) if other not in dead]
@@ -60,7 +62,7 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
                     store.set(passed[rank], b"-")
                 if step == at and rank in dead:
                     wait_until(lambda: store.check(passed))
-                    time.sleep(0.3)  # the others have what they need of it
+                    time.sleep(1.0)  # the others have what they need of it
                     store.set(f"test/dying/{rank}", str(os.getpid()))
                     die()
                 monitor.step_end(step)

@@ -15,7 +15,7 @@ from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.truth import DeviceLog
 
-CYCLES_PER_MS = 1_980_000
+CYCLES_PER_MS, LEAD_MS = 1_980_000, 300  # a host comes later than another by less
 
 
 def _collectives(rank: int, parameters: Parameters) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _late(rank: int, parameters: Parameters) -> int:
         dist.all_reduce(numbers)
         torch.cuda.synchronize()
         dist.barrier()
-        torch.cuda._sleep((60 + 20 * rank) * CYCLES_PER_MS)
+        torch.cuda._sleep((60 + LEAD_MS * rank) * CYCLES_PER_MS)
         dist.all_reduce(numbers)
         torch.cuda.synchronize()
     return os.getpid()
@@ -162,7 +162,7 @@ def _overlap(rank: int, parameters: Parameters, carve_out: int | None = None) ->
         dist.all_reduce(gradient)
         torch.cuda.synchronize()
         dist.barrier()
-        torch.cuda._sleep(50 * CYCLES_PER_MS)
+        torch.cuda._sleep(LEAD_MS * CYCLES_PER_MS)
         torch.mm(numbers, numbers)
         work = dist.all_reduce(gradient, async_op=True)
         torch.mm(numbers, numbers)

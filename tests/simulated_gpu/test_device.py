@@ -143,7 +143,7 @@ def test_a_carve_out_of_multiprocessors_makes_more_waves_of_a_products_blocks() 
 
 def _streams() -> list[float]:
     side, begin, mark, after, beside = torch.cuda.Stream(), _event(), _event(), _event(), _event()
-    torch.cuda._sleep(50 * CYCLES_PER_MS)
+    torch.cuda._sleep(LEAD_MS * CYCLES_PER_MS)
     begin.record()
     with torch.cuda.stream(side):
         side.wait_event(begin)

@@ -19,6 +19,8 @@ from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
 
 DELAY_MS = 40.0
+# Of the rank that others wait for: far longer than one host comes later than another.
+LATE_MS = 200.0
 STEPS = 50
 DELAYED = ("input", "forward", "backward", "optimizer", "collective")
 
@@ -37,7 +39,7 @@ def _train(rank: int, micro_batches: int) -> tuple[dict[str, int], Any, list[int
             if part == "backward" and late == "collective":
                 given["waiting"] += rank == 0
                 if rank:
-                    devices.sleep(stream, DELAY_MS)
+                    devices.sleep(stream, LATE_MS)
 
         class Late(torch.autograd.Function):
             @staticmethod
@@ -93,6 +95,6 @@ def test_a_delay_on_the_device_appears_in_its_part_with_six_events_a_step(micro_
             if not number or (micro_batches > 1 and part not in ("optimizer", "waiting")):
                 continue
             of_part = vectors.parts_ns[:, PARTS.index(part)]
-            late = int((of_part >= np.quantile(of_part, 0.1) + 0.95e6 * DELAY_MS).sum())
+            late = int((of_part >= 0.95e6 * DELAY_MS).sum())
             steps = number if part == "optimizer" else number // micro_batches
             assert late >= steps - 1 >= 4, (part, vectors.parts_ns // 1_000_000)

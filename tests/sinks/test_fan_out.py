@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
-from tests.margins import near
+from tests.margins import PATIENCE_S, near
 from tests.report.runs import run_info, window
 
 BLOCK = TimedBlock(Mode.OVERLAPPED, 0, (1.0, 2.0))
@@ -52,10 +52,11 @@ class Stalling(Noting):
 
     def __init__(self) -> None:
         super().__init__()
-        self.release = threading.Event()
+        self.hangs, self.release = threading.Event(), threading.Event()
 
     def log(self, report: OverlapReport) -> None:
-        self.release.wait(60)
+        self.hangs.set()
+        self.release.wait(PATIENCE_S)
         super().log(report)
 
 
@@ -174,11 +175,13 @@ def test_windows_that_find_no_place_are_counted(
     sink = Stalling()
     sinks = FanOut([sink], no_errors)
     sinks.open(run_info())
-    for number in range(6):  # one is under way, two wait
+    sinks.log(window(0))
+    assert sink.hangs.wait(PATIENCE_S)
+    for number in range(1, 6):  # one is under way, two wait
         sinks.log(window(number))
     sink.release.set()
     with caplog.at_level(logging.WARNING):
-        sinks.close(5.0)
+        sinks.close(PATIENCE_S)
     assert "Stalling dropped 3 windows: it stalled for too long" in caplog.text
     assert sink.calls == ["open", "log 0", "log 1", "log 2", "close"]
 

@@ -43,7 +43,7 @@ def _as_torchrun(folder: Path, ranks: int, *arguments: str) -> Any:
 
 def test_products_during_all_reduces_on_two_ranks_of_a_launcher(tmp_path: Path) -> None:
     found, results = _as_torchrun(
-        tmp_path, 2, "gemm-allreduce", "--n", "64,96", "--message", "64KiB", "--rounds", "2", "--block-s", "0.02"
+        tmp_path, 2, "gemm-allreduce", "--n", "64,96", "--message", "64KiB", "--rounds", "4", "--block-s", "0.02"
     )
     assert found["left"] == 0
     assert found["start"]["plan"]["ranks"] == 2

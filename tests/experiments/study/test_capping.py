@@ -21,6 +21,7 @@ from overlap_callbacks.instruments.caps.settings import CapError, Caps, Driver
 from tests.commands import invoke
 from tests.experiments.fake_gpus import BEFORE_W, Device, device_in, needs_driver
 from tests.experiments.study.machines import CPU, H100S
+from tests.margins import PATIENCE_S
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ class TestWithADriver:
         made = study(device.folder / "study", 300.0)
         file = made.open()
         with pytest.raises(CannotGoOnError, match=f"NOT AS BEFORE. What was measured is in {made.folder}"):
-            sweep.run(made, made.trainer(CPU, device.cap_and_fail), file, timeout_s=120.0)
+            sweep.run(made, made.trainer(CPU, device.cap_and_fail), file, timeout_s=PATIENCE_S)
         file.close()
         assert (device.seen, device.power_limit_w) == ([300.0], BEFORE_W)
         (row,) = Study.read(made.folder).lines
@@ -53,7 +54,7 @@ class TestWithADriver:
     def test_a_cap_that_the_device_does_not_take_is_a_row_with_its_reason(self, device: Device) -> None:
         made = study(device.folder / "study", 5000.0)
         file = made.open()
-        assert sweep.run(made, made.trainer(CPU, device.cap), file, timeout_s=120.0)
+        assert sweep.run(made, made.trainer(CPU, device.cap), file, timeout_s=PATIENCE_S)
         file.close()
         (row,) = made.lines
         assert "must be from" in (row.failure or "")

@@ -30,7 +30,7 @@ def train(rank: int, options: list[dict[str, Any]], late_by: list[int], native: 
     """Each rank has a schedule of its own, and begins to count its steps at a step of its own."""
     schedule = tiny_schedule(**{"every_n_steps": 40, **options[rank]})
     sink, training = KeptReports(), Training(rank)
-    monitor = new_monitor(sink, schedule=schedule, order_timeout_s=1.0, report_timeout_s=2.0)
+    monitor = new_monitor(sink, schedule=schedule, order_timeout_s=10.0, report_timeout_s=10.0)
     if native[rank]:
         monitor.use_native(OwnSwitch())
     with captured_log() as lines:

@@ -216,12 +216,12 @@ def test_status_is_answered_within_two_looks_whatever_the_step_does(run: Path) -
     with mock.patch.object(Mailbox, "take", counted), mock.patch.object(Mailbox, "answer", noted):
         listener.start()
         wait_until(lambda: looks[0] > 1)
-        before = looks[0]
         _leave(run, Request.of("status"))
+        before = looks[0]  # a look that was under way may have missed it, and no later one
         wait_until(lambda: bool(answered_at))
         assert "which has been running for 17 min" in answers_in(run)[0]["text"]
         listener.close(10.0)
-    assert answered_at[0] - before <= 2
+    assert answered_at[0] - before <= 1
     assert 2 * LOOK_S <= 2.0
     assert list(run.iterdir()) == []
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import JsonlSink, OverlapMonitor
+from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log, run_ranks
-from tests.monitor.jobs import KeptReports, Training, new_monitor, run_steps, tiny_schedule
+from tests.monitor.jobs import KeptReports, Training, new_monitor, run_steps, tiny_schedule, wait_until
 
 NUM_WINDOWS = 4
 
@@ -27,6 +28,9 @@ def train_beside_a_sink_that_hangs(rank: int, folder: str) -> dict[str, Any]:
             with monitor.step(step):
                 training.step()
             time.sleep(0.02)
+        if rank == 0:
+            file = Path(folder, FILE_NAME)
+            wait_until(lambda: file.exists() and file.read_text().count('"record":"window"') == NUM_WINDOWS)
         monitor.close()
         active = monitor.active
     release.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from collections.abc import Callable
@@ -310,7 +311,8 @@ def test_a_script_that_got_in_would_not_run_and_could_send_nothing(whole: Path, 
                 break
             with connection:
                 connection.settimeout(0.5)
-                received += connection.recv(1000)
+                with contextlib.suppress(TimeoutError):  # on a busy machine it may stay open, and silent
+                    received += connection.recv(1000)
         assert received == b""
 
 
@@ -337,12 +339,14 @@ def test_pages_of_little_open_without_a_complaint(tmp_path: Path, opened: Open, 
     assert [title for title, marks, broken in found if not marks or broken] == []
 
 
-def test_a_thousand_windows_are_drawn_within_seconds(tmp_path: Path, opened: Open) -> None:
-    write_page([read(write(tmp_path, *many(1000)))], tmp_path / "report.html")
-    page = opened(tmp_path / "report.html")
-    timing = page.evaluate("performance.now()")
-    assert timing < 10_000
-    assert all(marks for _, marks, _ in page.evaluate(COUNT_MARKS))
+def test_of_a_thousand_windows_each_takes_a_dozen_elements_at_most(tmp_path: Path, opened: Open) -> None:
+    elements = []
+    for count in (250, 1000):
+        write_page([read(write(tmp_path / str(count), *many(count)))], tmp_path / "report.html")
+        page = opened(tmp_path / "report.html")
+        assert all(marks for _, marks, _ in page.evaluate(COUNT_MARKS))
+        elements.append(page.evaluate("document.querySelectorAll('*').length"))
+    assert elements[1] - elements[0] <= 12 * 750
 
 
 @pytest.mark.parametrize(("width", "most"), [(1200, 3050), (360, 5450)])
