@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Union
 
 import torch
@@ -27,6 +28,12 @@ def wall_offset_ns() -> int:
     looks = [(now(), time.time_ns(), now()) for _ in range(3)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2
+
+
+def wall_times_ns(times_ns: Sequence[int]) -> list[int]:
+    """Times of ``now`` as ``time.time_ns`` has them."""
+    offset_ns = wall_offset_ns() if times_ns else 0
+    return [time_ns + offset_ns for time_ns in times_ns]
 
 
 def is_ready(mark: Mark) -> bool:

@@ -174,14 +174,12 @@ class Profile:
     def end_step(self, quiet: bool = False, ends_ns: Sequence[int] = ()) -> int:
         """Mark the end of the current step. Returns its index among the recorded ones, -1 if it is not one.
 
-        ``quiet``: every collective issued so far is complete, as it was at ``ends_ns`` within the step, as of
-        ``clocks.now``. Host ranges that end later are then cut: Gloo wakes the waiting threads before it ends a
-        collective's range, and its thread may lose its core.
+        ``quiet``: every collective issued so far is complete, as at ``ends_ns`` (of ``clocks.now``). Host ranges that
+        end later are then cut: Gloo wakes the waiting threads before it ends a range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
-            offset_ns = clocks.wall_offset_ns() if ends_ns else 0
-            self._quiet_ns += [*[time_ns + offset_ns for time_ns in ends_ns], end_ns]
+            self._quiet_ns += [*clocks.wall_times_ns(ends_ns), end_ns]
         if self._not_recording:
             self._resume_recording()
             return -1
@@ -197,9 +195,8 @@ class Profile:
         """End the session. Returns False if it had to end earlier, for another profiler.
 
         ``wait``: for the device, as torch does; what it still runs is lost otherwise. A collective of a rank that is
-        gone may hang there, and with it the end of the job.
-
-        If torch's profiler raises, the session has ended too, and its events are lost.
+        gone may hang there, and with it the end of the job. If torch's profiler raises, the session has ended too, and
+        its events are lost.
         """
         self._resume_recording()
         if other_profilers.claim(self):

@@ -151,10 +151,15 @@ def _sentences(case: Case, run: Run) -> list[tuple[int, str]]:
         # Every window has its notes: the same one is one sentence.
         notes = dict.fromkeys(_problems(run.record / FILE))
         return [(0, note) for note in notes if re.search(case.says, note)]
-    warnings = [(line.rank, line.text) for line in run.said if line.level != "INFO"]
+    warnings = [(line.rank, line.text) for line in run.said if line.level != "INFO" and not _is_beside(case, line.text)]
     if warnings or not case.says:
         return warnings
     return [(line.rank, line.text) for line in run.said if re.search(case.says, line.text)][:1]
+
+
+def _is_beside(case: Case, text: str) -> bool:
+    """Whether a case may say this and need not."""
+    return bool(case.may_say and re.search(case.may_say, text) and not (case.says and re.search(case.says, text)))
 
 
 def _problems(path: Path) -> Iterator[str]:

@@ -53,6 +53,14 @@ def test_what_is_wrong_is_found(what: str, tmp_path: Path) -> None:
     assert set(judge(CASE, _run(tmp_path, **changes), [reference], NOBODY).faults) == {check}
 
 
+def test_what_may_be_said_besides_does_not_stand_for_what_must_be_said(tmp_path: Path) -> None:
+    late = Said(1, "WARNING", "overlap-callbacks: rank 1 is late")
+    reference, patient = _run(tmp_path, said=[]), replace(CASE, may_say="is late")
+    assert judge(patient, _run(tmp_path, said=[late, SENTENCE, late]), [reference], NOBODY).faults == {}
+    assert set(judge(patient, _run(tmp_path, said=[late]), [reference], NOBODY).faults) == {"sentence"}
+    assert set(judge(CASE, _run(tmp_path, said=[late, SENTENCE]), [reference], NOBODY).faults) == {"sentence"}
+
+
 def test_a_fault_without_effect_is_found(tmp_path: Path) -> None:
     reference = _run(tmp_path, said=[])
     assert set(judge(replace(CASE, ends=True), _run(tmp_path), [reference], NOBODY).faults) == {"ending"}
