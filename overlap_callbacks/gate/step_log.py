@@ -112,12 +112,6 @@ class StepLog:
         """Whether it holds everything that the step communicated, and nothing unusual for a step."""
         return not (self.dropped or self.compiled or self.captured)
 
-    @property
-    def ends_ns(self) -> Sequence[int]:
-        """Host times at which a collective was complete and the next not issued; empty if any was in flight by then."""
-        ends = [call.end for call in self.collectives]
-        return [end for end in ends if isinstance(end, int)] if all(isinstance(end, int) for end in ends) else ()
-
     @functools.cached_property
     def signature(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
         """Equal for steps of one kind, which issue the same collectives in the same order."""

@@ -9,7 +9,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Union
 
 import torch
@@ -21,19 +20,6 @@ Mark = Union[int, device.Event]
 
 def now() -> int:
     return time.perf_counter_ns()
-
-
-def wall_offset_ns() -> int:
-    """What ``time.time_ns`` is later than ``now``: of three looks at both, the one that took least."""
-    looks = [(now(), time.time_ns(), now()) for _ in range(3)]
-    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
-    return wall - (before + after) // 2
-
-
-def wall_times_ns(times_ns: Sequence[int]) -> list[int]:
-    """Times of ``now`` as ``time.time_ns`` has them."""
-    offset_ns = wall_offset_ns() if times_ns else 0
-    return [time_ns + offset_ns for time_ns in times_ns]
 
 
 def is_ready(mark: Mark) -> bool:

@@ -40,7 +40,6 @@ from overlap_callbacks.analysis.kernels.table import (
     size_of_copy,
     step_of,
 )
-from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.other_profilers import other_profilers
 
 _torch_autograd: Any = torch.autograd
@@ -171,15 +170,15 @@ class Profile:
             _record_on_this_thread(False)
         self._step_start = time.time_ns()
 
-    def end_step(self, quiet: bool = False, ends_ns: Sequence[int] = ()) -> int:
+    def end_step(self, quiet: bool = False) -> int:
         """Mark the end of the current step. Returns its index among the recorded ones, -1 if it is not one.
 
-        ``quiet``: every collective issued so far is complete, as at ``ends_ns`` (of ``clocks.now``). Host ranges that
-        end later are then cut: Gloo wakes the waiting threads before it ends a range, and its thread may lose its core.
+        ``quiet``: every collective issued so far is complete. Host ranges that end later are then cut: Gloo wakes the
+        waiting threads before it ends a collective's range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
-            self._quiet_ns += [*clocks.wall_times_ns(ends_ns), end_ns]
+            self._quiet_ns.append(end_ns)
         if self._not_recording:
             self._resume_recording()
             return -1
@@ -195,8 +194,9 @@ class Profile:
         """End the session. Returns False if it had to end earlier, for another profiler.
 
         ``wait``: for the device, as torch does; what it still runs is lost otherwise. A collective of a rank that is
-        gone may hang there, and with it the end of the job. If torch's profiler raises, the session has ended too, and
-        its events are lost.
+        gone may hang there, and with it the end of the job.
+
+        If torch's profiler raises, the session has ended too, and its events are lost.
         """
         self._resume_recording()
         if other_profilers.claim(self):

@@ -222,6 +222,7 @@ class StepDriver:
             )
         self.open = False
         if self.runner.in_step:
+            self.faults.raise_error()
             self.runner.end()
             self._remove_hooks_if_closing()
 

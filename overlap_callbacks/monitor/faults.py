@@ -170,6 +170,10 @@ class FaultGuard:
             _call(self._stop)
             if self.strict:
                 raise RuntimeError(f"measuring is switched off on all ranks: {refusal.text}")
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error that was reported, if any: from then on collectives of the open step were not serialised."""
         error, self._reported = self._reported, None
         if error is not None and not self._failed:
             raise error
@@ -178,8 +182,8 @@ class FaultGuard:
 
     def report(self, error: Exception) -> None:
         """Keep a thread's error for the training thread's next step, and let collectives pass from now on."""
+        self._reported = error  # first: a step that ends meanwhile does not count
         self._gate.stop()
-        self._reported = error
         _call(self._wake)
 
     def wake(self) -> None:

@@ -57,7 +57,7 @@ class Marker(Protocol):
 class StepRing:
     """The parts of the last 4,096 steps. The training thread marks, in well below a microsecond; any thread reads.
 
-    A mark that a device refuses is the last one. ``failed`` is called with the error, which does not reach the job.
+    ``failed`` gets the error of a mark that a device refuses: it does not reach the job.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -127,12 +127,8 @@ class StepRing:
             self._leave_by(items.extend)  # one call: a thread sees both items or none
         else:
             items.clear()
-            self._device = _DeviceMarks(device.accelerator().current_stream(used), items.extend, self._refused)
+            self._device = _DeviceMarks(device.accelerator().current_stream(used), items.extend, self._failed)
             self._leave_by(self._device.leave)
-
-    def _refused(self, error: Exception) -> None:
-        self.close()
-        self._failed(error)
 
     # -- on any thread
 
@@ -222,10 +218,10 @@ class _DeviceMarks:
     Of several micro-batches one is marked, another in each step: the others are one part.
     """
 
-    def __init__(self, stream: device.Stream, extend: Any, refused: Callable[[Exception], None]) -> None:
+    def __init__(self, stream: device.Stream, extend: Any, failed: Callable[[Exception], None]) -> None:
         self._stream = stream
         self._extend = extend
-        self._refused = refused
+        self._failed = failed
         self._accelerator = device.accelerator()
         self.begun_ns: deque[int] = deque(maxlen=_MAX_ITEMS)  # host time of the beginnings
         self._free: deque[device.Event] = deque()  # read before
@@ -241,7 +237,7 @@ class _DeviceMarks:
         except Exception as error:
             if is_from_handler(error):
                 raise  # the user's own
-            self._refused(error)
+            self._failed(error)
             return None
 
     def _begin(self, what: int, now_ns: int) -> bool | None:

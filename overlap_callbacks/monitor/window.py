@@ -241,7 +241,7 @@ class Window(MeasuredWindow):
         before, after = self._memory_before, self._memory.read()
         profile_index, unseen = -1, self._unseen
         if self._profile is not None:
-            profile_index = self._profile.end_step(log.quiet, log.ends_ns)
+            profile_index = self._profile.end_step(quiet=log.quiet)
             self._unseen = profile_index < 0 and not log.quiet
             self._all_quiet = log.quiet and self._all_quiet is not False
             if self._profile.is_full and not self._plan.last:

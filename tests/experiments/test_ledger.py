@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.prediction import SETTINGS, Prediction, topic_of
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo, Workload
+from overlap_callbacks.analysis.results.step_parts import Bound, bound_of
 from overlap_callbacks.experiments.ledger import Entry, Tally, ledger, seldom_held
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
 from overlap_callbacks.integrations.pytorch import attach
@@ -459,6 +460,10 @@ def advise(folder: Path, topic: str, tries: str) -> None:
 def test_larger_buckets_are_predicted_once_and_tried_by_the_next_run(tmp_path: Path) -> None:
     for name, bucket_mb in (("small", 0.5), ("large", 2.0)):
         run_ranks(_train, 2, str(tmp_path / name), bucket_mb, False, timeout_s=120)
+    windows = [window for window in record.read(tmp_path / "small").windows if window.valid and window.complete]
+    bounds = [bound_of(found[0])[0] for window in windows if (found := window.step_parts()) is not None]
+    advised = [line["topic"] for line in lines(tmp_path / "small")]
+    assert "buckets" in advised or Bound.COMMUNICATION not in bounds
     advise(tmp_path / "small", "buckets", "bucket_cap_mb=1,2")
     said = [(line["topic"], line.get("rises")) for line in lines(tmp_path / "small")]
     assert ("buckets", True) in said

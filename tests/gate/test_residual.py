@@ -2,18 +2,14 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule
-from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels import host
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 
@@ -22,16 +18,6 @@ SCHEDULE = Schedule(spread=False, every_n_steps=100, first_step=4, repeats=2, st
 ABRUPT = Schedule(
     spread=False, every_n_steps=100, first_step=4, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=4
 )
-
-
-def _train_while_ranges_end_late(rank: int, folder: str) -> None:
-    cut = host._cut
-
-    def cut_later(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
-        return cut(Intervals(ranges.start_ns, ranges.end_ns + 50_000_000), quiet_ns)
-
-    with mock.patch.object(host, "_cut", cut_later):
-        _train(rank, folder, with_thread=False)
 
 
 def _train(rank: int, folder: str, with_thread: bool) -> None:
@@ -96,15 +82,6 @@ def test_communication_of_another_thread_shows_as_residual_overlap_and_makes_the
     assert metrics["overlap/valid"] == 0.0
     assert "overlap/residual_overlap" in metrics
     assert not any(name in metrics for name in ("overlap/speedup_vs_sequential", "overlap/compute_slowdown"))
-
-
-def test_a_range_that_ends_late_within_a_sequential_step_is_no_residual_overlap(tmp_path: Path) -> None:
-    # Gloo's thread wakes the waiting rank, and has lost its core before it ends the range.
-    run_ranks(_train_while_ranges_end_late, 2, str(tmp_path))
-    (window,) = record.read(tmp_path).windows
-    assert window.residual_overlap is not None
-    assert window.residual_overlap.value < 0.05
-    assert window.valid, window.problems
 
 
 def _train_with_ranges_that_outlive_their_collectives(rank: int, folder: str) -> None:

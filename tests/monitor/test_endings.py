@@ -110,7 +110,7 @@ def survive_rank_0(folder: str, store_timeout_s: int) -> None:
                 if step == FIRST_STEP:
                     store = dist.distributed_c10d._get_default_store()
                     if rank == 0:
-                        store.wait(["connected"])
+                        store.wait(["connected"], datetime.timedelta(seconds=80.0))
                         die()
                     session = monitor._driver.slot._session
                     wait_until(lambda session=session: session.channel.connection._store is not None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import Mode, OverlapMonitor
+from overlap_callbacks import JsonlSink, Mode, OverlapMonitor
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
 from overlap_callbacks.report.record import read
@@ -278,6 +278,36 @@ def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
     if not strict:
         (line,) = first["lines"]
         assert "monitor.background.reporter.measure" in line
+
+
+def train_with_an_error_of_a_thread_in_a_sequential_step(rank: int, folder: str) -> dict[str, Any]:
+    """From the error on, the collectives of the step are not serialised."""
+    monitor = new_monitor(JsonlSink(folder), schedule=tiny_schedule(every_n_steps=20, repeats=2))
+    training, sequential = Training(rank), 0
+    with captured_log() as lines:
+        for step in range(NUM_STEPS):
+            with monitor.step(step):
+                if monitor.mode is Mode.SEQUENTIAL:
+                    sequential += 1
+                    if sequential == 2:
+                        monitor._driver.faults.report(InjectedError("of a thread"))
+                training.step()
+        active = monitor.active
+        monitor.close()
+    same = training.digest() == digest_without_library(rank, NUM_STEPS)
+    return {"lines": lines, "active": active, "same": same}
+
+
+def test_a_step_in_which_an_error_came_in_is_not_reported(tmp_path):
+    first, second = run_ranks(train_with_an_error_of_a_thread_in_a_sequential_step, 2, str(tmp_path))
+    for rank in (first, second):
+        assert (rank["active"], rank["same"]) == (False, True)
+        (line,) = rank["lines"]
+        assert "of a thread" in line
+    found = read(tmp_path)
+    assert found.windows == []
+    modes = [block.mode for sample in (found.unfinished.samples if found.unfinished else ()) for block in sample.timed]
+    assert modes.count(Mode.SEQUENTIAL) == 1
 
 
 # -- an error on one rank only

@@ -95,6 +95,8 @@ def test_a_delay_on_the_device_appears_in_its_part_with_six_events_a_step(micro_
             if not number or (micro_batches > 1 and part not in ("optimizer", "waiting")):
                 continue
             of_part = vectors.parts_ns[:, PARTS.index(part)]
-            late = int((of_part >= 0.95e6 * DELAY_MS).sum())
+            delay_ms = LATE_MS if part == "waiting" else DELAY_MS
+            least_ns = max(0.95e6 * DELAY_MS, np.quantile(of_part, 0.1) + 0.5e6 * delay_ms)
+            late = int((of_part >= least_ns).sum())
             steps = number if part == "optimizer" else number // micro_batches
             assert late >= steps - 1 >= 4, (part, vectors.parts_ns // 1_000_000)

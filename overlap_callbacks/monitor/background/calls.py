@@ -213,7 +213,7 @@ def calls_on_host(
                 usual_ms[place].append(time_ms)
             if 0 <= step.profile_index < len(bounds):
                 profiled.append((step.profile_index, place, call))
-    offset_ns, spans = clocks.wall_offset_ns(), []
+    offset_ns, spans = time.time_ns() - clocks.now(), []
     for index, place, call in profiled:
         time_ms, start_ns = _time_ms(call), offset_ns + call.issued_ns
         if time_ms is None and usual_ms[place]:

@@ -30,7 +30,7 @@ def train_beside_a_sink_that_hangs(rank: int, folder: str) -> dict[str, Any]:
             time.sleep(0.02)
         if rank == 0:
             file = Path(folder, FILE_NAME)
-            wait_until(lambda: file.exists() and file.read_text().count('"record":"window"') == NUM_WINDOWS)
+            wait_until(lambda: file.exists() and file.read_text().count('"record":"window"') >= NUM_WINDOWS - 1)
         monitor.close()
         active = monitor.active
     release.set()
