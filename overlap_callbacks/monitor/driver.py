@@ -222,8 +222,10 @@ class StepDriver:
             )
         self.open = False
         if self.runner.in_step:
-            self.faults.raise_error()
-            self.runner.end()
+            if self.faults.has_error:  # from when it came in, the step's collectives were not serialised
+                self.runner.abandon("an error of the library came in during a step [OC316]")
+            else:
+                self.runner.end()
             self._remove_hooks_if_closing()
 
     def abort(self) -> None:

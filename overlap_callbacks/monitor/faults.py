@@ -160,7 +160,7 @@ class FaultGuard:
     @property
     def pending(self) -> bool:
         """Whether a thread of the library has reported an error that is not raised yet, or calls for ``begin``."""
-        return self._reported is not None or self.refusal is not None or self._is_woken
+        return self.has_error or self.refusal is not None or self._is_woken
 
     def raise_reported(self) -> None:
         """Raise what a thread of the library reported, if anything; called by ``run``."""
@@ -170,13 +170,14 @@ class FaultGuard:
             _call(self._stop)
             if self.strict:
                 raise RuntimeError(f"measuring is switched off on all ranks: {refusal.text}")
-        self.raise_error()
-
-    def raise_error(self) -> None:
-        """Raise the error that was reported, if any: from then on collectives of the open step were not serialised."""
         error, self._reported = self._reported, None
         if error is not None and not self._failed:
             raise error
+
+    @property
+    def has_error(self) -> bool:
+        """Whether a thread has reported an error that is not raised yet."""
+        return self._reported is not None
 
     # -- on any thread
 

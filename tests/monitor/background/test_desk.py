@@ -221,7 +221,7 @@ def test_status_is_answered_within_two_looks_whatever_the_step_does(run: Path) -
         wait_until(lambda: bool(answered_at))
         assert "which has been running for 17 min" in answers_in(run)[0]["text"]
         listener.close(10.0)
-    assert answered_at[0] - before <= 1
+    assert answered_at[0] - before <= 2  # the next may come before the answer
     assert 2 * LOOK_S <= 2.0
     assert list(run.iterdir()) == []
 
