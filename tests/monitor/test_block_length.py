@@ -93,7 +93,7 @@ def test_blocks_are_as_scheduled_where_that_is_long_enough() -> None:
 
 
 def train_with_a_slow_first_step_of_windows(rank: int) -> tuple[list[OverlapReport], float]:
-    """A job of fast steps, but for the one that the first window records. Tells the longest of those before, in s."""
+    """A job of fast steps, but for the one that the first window records. Tells the mean of the ten before, in s."""
     schedule = tiny_schedule(
         first_step=20, warmup_steps=1, repeats=1, blocks="OS", every_n_steps=100, min_block_seconds=10 * STEP_S
     )
@@ -106,10 +106,10 @@ def train_with_a_slow_first_step_of_windows(rank: int) -> tuple[list[OverlapRepo
             training.step()
             time.sleep(STEP_S * (10 if step == 20 else 1))
     monitor.close()
-    return sink.reports, float(np.diff(begun_s[10:21]).max())
+    return sink.reports, float(np.diff(begun_s[10:21]).mean())
 
 
 def test_the_first_window_goes_by_the_steps_before_it_not_by_the_slow_one_that_it_records() -> None:
-    (report,), longest_s = run_ranks(train_with_a_slow_first_step_of_windows, 2, timeout_s=60)[0]
-    # By the recorded step one step would be enough. On a busy machine the others may take far longer than their sleep.
-    assert all(steps >= 10 * STEP_S / longest_s for _, steps in lengths(report))
+    (report,), mean_s = run_ranks(train_with_a_slow_first_step_of_windows, 2, timeout_s=60)[0]
+    # By the recorded step one step would be enough. In a new job the later half of the steps before counts.
+    assert all(steps >= 0.9 * 10 * STEP_S / mean_s for _, steps in lengths(report))
