@@ -160,15 +160,14 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
             await_end(grace_s)
     finally:  # a second Ctrl-C cuts the grace period short
         signal_groups(signal.SIGKILL)
-        # One that begins a program meanwhile, or is just forked, is not found at each look.
-        deadline_s, in_vain = time.monotonic() + _KILL_WAIT_S, 0
-        while in_vain < 2 and time.monotonic() < deadline_s:
-            left = processes_with(mark, "1")
-            for pid in left:
+        # A process that is just forked, or begins a program, is missed by a single look.
+        deadline_s, num_looks = time.monotonic() + _KILL_WAIT_S, 0
+        while num_looks < 2 and time.monotonic() < deadline_s:
+            for pid in processes_with(mark, "1"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            in_vain = 0 if left or any([process.poll() is None for process in started]) else in_vain + 1
             time.sleep(_POLL_S / 4)
+            num_looks = 0 if is_left() else num_looks + 1
 
 
 def processes_with(variable: str, value: str) -> list[int]:

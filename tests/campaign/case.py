@@ -54,7 +54,7 @@ class Case:
         device_runs: the same on a device; 0 where the case has nothing to do with one.
         faults: of the device, as ``Parameters.faults`` puts them. Such a case does not run on a CPU.
         says: what the library says, a regular expression; empty where it has nothing to say.
-        may_say: what else it may say, a regular expression: on a busy machine, say. Empty for nothing.
+        may_say: what else the library may say, a regular expression; empty for nothing.
         may_be_silent: whether it may have nothing to say, because the fault came between windows, say.
         sentences: how many sentences a rank may say, where the fault has several consequences for its user.
         in_record: whether the sentence stands in the record, as a note of a window, and not in the log.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
+from overlap_callbacks.experiments import supervisor
 from overlap_callbacks.experiments.supervisor import (
     Ending,
     Outcome,
@@ -43,9 +46,17 @@ def test_a_command_that_has_done_enough_is_ended_with_its_deaf_grandchildren(tmp
     assert processes_with(RUN_DIR, str(tmp_path)) == []
 
 
-def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("misses", [0, 1])
+def test_what_a_command_leaves_behind_is_ended_too_even_if_a_look_misses_it(tmp_path: Path, misses: int) -> None:
     left = "setsid sh -c 'echo > $OVERLAP_CALLBACKS_RUN_DIR/left; sleep 60; :' &"
-    outcome = run(tmp_path, f"{left} while [ ! -e $OVERLAP_CALLBACKS_RUN_DIR/left ]; do sleep 0.01; done; exit 0")
+    script = f"{left} while [ ! -e $OVERLAP_CALLBACKS_RUN_DIR/left ]; do sleep 0.01; done; exit 0"
+    looks = itertools.count()
+
+    def look(variable: str, value: str) -> list[int]:
+        return [] if next(looks) < misses else processes_with(variable, value)
+
+    with mock.patch.object(supervisor, "processes_with", look):
+        outcome = run(tmp_path, script)
     assert (outcome.ending, outcome.exit_code) == (Ending.BY_ITSELF, 0)
     assert processes_with(RUN_DIR, str(tmp_path)) == []
 
